@@ -1,0 +1,1 @@
+"""The compiler: checkpoint to IR, IR through passes, IR to artifact. Import its parts by name."""

@@ -1,0 +1,1 @@
+"""The artifact on disk: manifest, writer, reader, checksums."""

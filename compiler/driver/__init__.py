@@ -1,0 +1,1 @@
+"""compile(): the whole way from a model to a program."""

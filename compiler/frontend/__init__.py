@@ -1,0 +1,1 @@
+"""From a checkpoint or an nn.Module to IR."""

@@ -1,0 +1,1 @@
+"""Readers of checkpoints: Hugging Face directories, GGUF files, hub names."""

@@ -1,0 +1,1 @@
+"""torch.export graph to token-major IR."""

@@ -1,0 +1,1 @@
+"""The graph IR: types, dims, weights, functions; text form and its parser."""

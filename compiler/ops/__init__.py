@@ -1,0 +1,1 @@
+"""The op registry: one entry an op, with type inference, cost and a float32 reference."""

@@ -1,0 +1,1 @@
+"""Op definitions by family; importing this package registers all of them."""

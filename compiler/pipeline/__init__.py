@@ -1,0 +1,1 @@
+"""Pass base class, pipelines, spec strings, reports, bisect."""

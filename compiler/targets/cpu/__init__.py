@@ -1,0 +1,1 @@
+"""The cpu target: lowering to a plan of native kernel calls."""

@@ -1,0 +1,1 @@
+"""The reference target: the IR itself, run by the interpreter."""

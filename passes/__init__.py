@@ -1,0 +1,1 @@
+"""The passes, and the pipeline as one literal list."""

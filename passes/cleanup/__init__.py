@@ -1,0 +1,1 @@
+"""Passes that tidy the IR without changing what it computes."""

@@ -1,0 +1,1 @@
+"""Passes that fuse ops into the ones that kernels implement."""

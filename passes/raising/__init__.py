@@ -1,0 +1,1 @@
+"""Passes that recognise structures spelt out in primitive ops."""

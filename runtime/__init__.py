@@ -1,0 +1,1 @@
+"""The runtime: load an artifact, schedule requests, replay steps, return text."""

@@ -1,0 +1,1 @@
+"""Devices: the run-time half of the targets."""

@@ -1,0 +1,1 @@
+"""The cpu device: plans replayed by the native kernels."""

@@ -1,0 +1,1 @@
+"""Scheduler, block pool, step execution."""

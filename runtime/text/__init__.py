@@ -1,0 +1,1 @@
+"""Tokenizer, chat template, incremental detokenization, stop strings."""

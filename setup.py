@@ -1,0 +1,5 @@
+"""Declares the native kernels; everything else is in pyproject.toml."""
+
+from setuptools import setup
+
+setup()
