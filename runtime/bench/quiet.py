@@ -1,0 +1,71 @@
+"""Samples taken on a quiet machine: one in which other processes took much CPU is taken again."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_NOISE_LIMIT = 0.12  # others' share of one core above which a sample is taken again
+_IDLE_WAIT_S = 45.0
+
+
+class Sampler:
+    """Medians of several samples, and the largest noise among those that were kept."""
+
+    def __init__(self, samples: int = 3) -> None:
+        self._samples = samples
+        self.others_share_max = 0.0
+
+    def median(self, measure: Callable[[], float]) -> list[float]:
+        """[median, min, max] of the quietest samples of `measure`."""
+        kept: list[tuple[float, float]] = []
+        for _ in range(3 * self._samples):
+            kept.append(self._sample(measure))
+            kept.sort(key=lambda entry: entry[1])
+            if len(kept) >= self._samples and kept[self._samples - 1][1] <= _NOISE_LIMIT:
+                break
+        kept = kept[: self._samples]
+        self.others_share_max = max(self.others_share_max, kept[-1][1])
+        values = [value for value, _ in kept]
+        return [round(v, 4) for v in (statistics.median(values), min(values), max(values))]
+
+    def _sample(self, measure: Callable[[], float]) -> tuple[float, float]:
+        _wait_until_idle()
+        before, start = _others_seconds(), time.monotonic()
+        value = measure()
+        elapsed = max(time.monotonic() - start, 1e-3)
+        return value, max(0.0, (_others_seconds() - before) / elapsed)
+
+
+def _others_seconds() -> float:
+    """CPU seconds that other processes have used since boot."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields)
+    busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return busy - own.user - own.system - own.children_user - own.children_system
+
+
+def _wait_until_idle() -> None:
+    deadline = time.monotonic() + _IDLE_WAIT_S
+    while time.monotonic() < deadline:
+        before, start = _others_seconds(), time.monotonic()
+        time.sleep(0.4)
+        if (_others_seconds() - before) / (time.monotonic() - start) < _NOISE_LIMIT:
+            return
+
+
+def process_age() -> float:
+    """Seconds since this process was created (Linux: to a clock tick, 10 ms)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
+def peak_memory_mib() -> float:
+    """The process's largest resident size so far, in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

@@ -1,0 +1,76 @@
+"""A fixed workload: token-id prompts drawn by a small published generator, so that any engine
+can be given exactly the same work.
+
+The generator is the 64-bit linear congruential one of Knuth's MMIX (multiplier
+6364136223846793005, increment 1442695040888963407); nothing depends on numpy's or Python's
+random numbers.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from ropeway.compiler.errors import InputError
+
+_MULTIPLIER = 6364136223846793005
+_INCREMENT = 1442695040888963407
+_SEED = 20240601
+_FIRST_ID = 100  # ids below are special tokens in most vocabularies
+
+
+class Workload(msgspec.Struct):
+    """Prompts as token ids; `gen` new tokens are asked for each."""
+
+    gen: int
+    single: list[int]
+    prefill1024: list[int]
+    batch8: list[list[int]]
+    batch32: list[list[int]]
+    server: list[list[int]]
+    agree: list[list[int]] = []
+    agree_text: list[str] = []
+
+
+class _Generator:
+    def __init__(self) -> None:
+        self._state = _SEED
+
+    def below(self, bound: int) -> int:
+        self._state = (self._state * _MULTIPLIER + _INCREMENT) % (1 << 64)
+        return (self._state >> 33) % bound
+
+
+def make_workload(vocab_size: int, gen: int = 128) -> Workload:
+    """The workload for a vocabulary: ids in [100, min(vocab_size, 49000))."""
+    last = min(vocab_size, 49000)
+    if last <= _FIRST_ID:
+        raise InputError(
+            f"vocabulary of {vocab_size} ids: the built-in workload needs more than {_FIRST_ID}; "
+            "give --workload FILE"
+        )
+    random = _Generator()
+
+    def ids(count: int) -> list[int]:
+        return [_FIRST_ID + random.below(last - _FIRST_ID) for _ in range(count)]
+
+    def mixed(count: int) -> list[list[int]]:
+        return [ids(64 + random.below(129)) for _ in range(count)]
+
+    return Workload(
+        gen=gen,
+        single=ids(128),
+        prefill1024=ids(1024),
+        batch8=mixed(8),
+        batch32=mixed(32),
+        server=mixed(48),
+    )
+
+
+def read_workload(path: Path) -> Workload:
+    """Reads a workload file (JSON); InputError if it isn't one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Workload)
+    except OSError as error:
+        raise InputError(f"workload {path}: {error.strerror}: give a JSON file") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"workload {path} is not a workload: {error}") from error
