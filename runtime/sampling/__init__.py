@@ -1,1 +1,1 @@
-"""Sampling parameters and the native sampler."""
+"""Sampling: the request's parameters, the batch that a device samples, and the samplers."""

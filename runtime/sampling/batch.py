@@ -1,0 +1,290 @@
+"""What a device is asked to sample in one step, and what it answers.
+
+A row is one row of the step's logits. It is either drawn (target -1) or scored: a prompt logprob
+row names the token whose logprob is wanted. The rows lie packed as the native sampler reads them
+(`ROW` mirrors `rw_sample_row` in runtime/kernels/sampling.h).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ropeway.compiler.errors import RunError
+from ropeway.runtime.sampling.params import SamplingParams
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+ROW = np.dtype(
+    [
+        ("seed", "<u8"),
+        ("temperature", "<f8"),
+        ("top_p", "<f8"),
+        ("min_p", "<f8"),
+        ("repetition_penalty", "<f8"),
+        ("presence_penalty", "<f8"),
+        ("frequency_penalty", "<f8"),
+        ("top_begin", "<i8"),  # where this row's alternatives start in top_ids / top_logprobs
+        ("top_count", "<i4"),
+        ("want_logprob", "<i4"),
+        ("top_k", "<i4"),
+        ("row", "<i4"),  # row of the logits matrix
+        ("target", "<i4"),  # -1: draw; else score this token
+        ("position", "<i4"),
+        ("choice", "<i4"),
+        ("slot", "<i4"),  # penalty state, -1: none
+        ("bias_begin", "<i4"),
+        ("bias_count", "<i4"),
+        ("ban_begin", "<i4"),
+        ("ban_count", "<i4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """All of one sequence's sampling that doesn't change from step to step; made once."""
+
+    request: str
+    params: SamplingParams
+    bias_ids: I32
+    bias_values: F64
+    banned: I32
+    vocab_size: int
+    template: bytes
+    prompt_template: bytes
+
+    @classmethod
+    def of(
+        cls,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        seed: int,
+        choice: int = 0,
+        eos_ids: Sequence[int] = (),
+        request: str = "",
+    ) -> "RowSettings":
+        """`seed` is the request's own or `derive_seed`'s; `choice` counts the n choices from 0.
+
+        Raises RequestError when the params don't fit the vocabulary.
+        """
+        params.check_vocabulary(vocab_size, eos_ids)
+        bias = params.logit_bias or {}
+        return cls(
+            request=request,
+            params=params,
+            bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
+            bias_values=np.fromiter(bias.values(), np.float64, len(bias)),
+            banned=np.array(
+                [t for t in params.banned_before_min_tokens(eos_ids) if t < vocab_size], np.int32
+            ),
+            vocab_size=vocab_size,
+            template=_template(params, seed, choice, params.logprobs, vocab_size),
+            prompt_template=_template(params, seed, choice, params.prompt_logprobs, vocab_size),
+        )
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether drawing needs a penalty slot."""
+        return self.params.uses_penalties
+
+
+def _template(
+    params: SamplingParams, seed: int, choice: int, logprobs: int | None, vocab_size: int
+) -> bytes:
+    row = np.zeros(1, ROW)
+    row["seed"] = seed % 2**64
+    for name in ("temperature", "top_p", "min_p"):
+        row[name] = getattr(params, name)
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        row[name] = getattr(params, name)
+    row["top_k"] = min(max(params.top_k, 0), vocab_size)
+    row["choice"] = choice
+    row["target"] = -1
+    row["slot"] = -1
+    row["want_logprob"] = logprobs is not None
+    row["top_count"] = vocab_size if logprobs == -1 else (logprobs or 0)
+    return row.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRow:
+    """One row to sample in this step.
+
+    `row` indexes the step's logits; `position` is the index that the drawn token will have in its
+    sequence (prompt included), a key of the random numbers; `generated` counts the tokens drawn so
+    far (for min_tokens). `slot` is the sequence's penalty slot, used when `settings.needs_slot`.
+    With `target` the row only scores that token (prompt logprobs).
+    """
+
+    settings: RowSettings
+    row: int
+    position: int
+    generated: int = 0
+    slot: int = -1
+    target: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReset:
+    """Refills a penalty slot before the step's rows are sampled.
+
+    Sent when a sequence that needs a slot first samples, and again after a preemption with the
+    tokens it had drawn by then; the sampler counts the tokens it draws by itself. Empty `prompt`
+    and `output` free the slot's memory.
+    """
+
+    slot: int
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """The rows of one step: `rows` is ROW[n]; ids and values are flat and cut by the rows."""
+
+    rows: np.ndarray
+    requests: tuple[str, ...]
+    bias_ids: I32
+    bias_values: F64
+    banned: I32
+    top_total: int
+    resets: tuple[SlotReset, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @classmethod
+    def build(cls, wanted: Sequence[WantedRow], resets: Iterable[SlotReset] = ()) -> "SampleBatch":
+        """Packs the rows. Raises RunError when a row with penalties names no slot."""
+        scored = [w.target >= 0 for w in wanted]
+        rows = np.frombuffer(
+            bytearray().join(
+                w.settings.prompt_template if s else w.settings.template
+                for w, s in zip(wanted, scored, strict=True)
+            ),
+            ROW,
+        )
+        rows["row"] = [w.row for w in wanted]
+        rows["position"] = [w.position for w in wanted]
+        rows["target"] = [w.target for w in wanted]
+        for i, want in enumerate(wanted):
+            if want.settings.needs_slot and not scored[i]:
+                if want.slot < 0:
+                    raise RunError(f"request {want.settings.request}: penalties without a slot")
+                rows["slot"][i] = want.slot
+        top_total = 0
+        if rows["top_count"].any():
+            ends = np.cumsum(rows["top_count"], dtype=np.int64)
+            rows["top_begin"] = ends - rows["top_count"]
+            top_total = int(ends[-1])
+        biased = [w.settings if not s else None for w, s in zip(wanted, scored, strict=True)]
+        bias_ids, bias_values = _pack_bias(rows, biased)
+        return cls(
+            rows=rows,
+            requests=tuple(w.settings.request for w in wanted),
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            banned=_pack_bans(rows, wanted),
+            top_total=top_total,
+            resets=tuple(resets),
+        )
+
+
+_NO_IDS: I32 = np.zeros(0, np.int32)
+_NO_VALUES: F64 = np.zeros(0, np.float64)
+
+
+def _pack_bias(rows: np.ndarray, settings: Sequence[RowSettings | None]) -> tuple[I32, F64]:
+    parts = [(i, s) for i, s in enumerate(settings) if s is not None and s.bias_ids.size]
+    if not parts:
+        return _NO_IDS, _NO_VALUES
+    begin = 0
+    for i, part in parts:
+        rows["bias_begin"][i] = begin
+        rows["bias_count"][i] = part.bias_ids.size
+        begin += part.bias_ids.size
+    return (
+        np.concatenate([s.bias_ids for _, s in parts]),
+        np.concatenate([s.bias_values for _, s in parts]),
+    )
+
+
+def _pack_bans(rows: np.ndarray, wanted: Sequence[WantedRow]) -> I32:
+    parts = [
+        (i, w.settings.banned)
+        for i, w in enumerate(wanted)
+        if w.settings.banned.size and w.generated < w.settings.params.min_tokens and w.target < 0
+    ]
+    if not parts:
+        return _NO_IDS
+    begin = 0
+    for i, ids in parts:
+        rows["ban_begin"][i] = begin
+        rows["ban_count"][i] = ids.size
+        begin += ids.size
+    return np.concatenate([ids for _, ids in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """A row that couldn't be sampled: its index in the batch, its request and why."""
+
+    index: int
+    request: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One answer per row of the batch.
+
+    `tokens` i32[n]: drawn, or the target. `logprobs` f32[n] and `ranks` i32[n] (1: most likely,
+    ties by id) are of the raw model distribution, NaN and 0 where not asked for. Row i's
+    alternatives, most likely first, are top_ids / top_logprobs[top_begin[i]:][:top_count[i]].
+    A row listed in `faults` has token -1; its neighbours are right.
+    """
+
+    tokens: I32
+    logprobs: F32
+    ranks: I32
+    top_ids: I32
+    top_logprobs: F32
+    top_begin: npt.NDArray[np.int64]
+    top_count: I32
+    faults: tuple[RowFault, ...] = field(default=())
+
+    def top(self, index: int) -> tuple[I32, F32]:
+        """Ids and logprobs of row `index`'s alternatives, most likely first."""
+        begin = int(self.top_begin[index])
+        end = begin + int(self.top_count[index])
+        return self.top_ids[begin:end], self.top_logprobs[begin:end]
+
+    def check(self) -> None:
+        """Raises RunError for the first fault, naming its request."""
+        if self.faults:
+            fault = self.faults[0]
+            raise RunError(f"request {fault.request}: {fault.message}")
+
+
+STATUS_OK = 0
+STATUS_NOT_FINITE = 1
+STATUS_ALL_MASKED = 2
+
+_MESSAGES = {
+    STATUS_NOT_FINITE: "the model's logits hold NaN or +inf: the weights or a kernel are damaged, "
+    "run `ropeway inspect` on the artifact or load it with verify='full'",
+    STATUS_ALL_MASKED: "no token is left to draw: the model's logits and the banned ids exclude "
+    "all of them; lower min_tokens or remove stop_token_ids",
+}
+
+
+def faults_of(status: I32, requests: Sequence[str]) -> tuple[RowFault, ...]:
+    """The faults that a sampler's per-row status codes stand for."""
+    return tuple(
+        RowFault(int(i), requests[i], _MESSAGES[int(status[i])]) for i in np.flatnonzero(status)
+    )
