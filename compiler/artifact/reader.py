@@ -1,0 +1,164 @@
+"""Reads an artifact and believes nothing: every file is checked before anyone may use it.
+
+Contract: an Artifact exists only if the manifest is sealed and of a known format, the directory
+holds exactly the files it lists, none is reached through a link, and each has its size and sha256;
+with `verify="fast"` weight files have their 64-bit checksum instead, at memory speed. Anything
+else raises one ArtifactError that names the file.
+"""
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ropeway.compiler.artifact.checksum import WordSum, checksum_hex, word_sum
+from ropeway.compiler.artifact.manifest import (
+    MANIFEST,
+    SEAL,
+    FileEntry,
+    FunctionSpec,
+    Manifest,
+    decode,
+    seal,
+)
+from ropeway.compiler.artifact.weights import WeightFile
+from ropeway.compiler.artifact.writer import list_files
+from ropeway.compiler.errors import ArtifactError, InputError
+from ropeway.compiler.version import VERSION
+
+Verify = Literal["fast", "full"]
+_SMALL = 1 << 20  # a manifest or seal beyond this is not ours
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked artifact. `weights` maps each rank's weight file, in rank order."""
+
+    path: Path
+    manifest: Manifest
+    weight_files: tuple[WeightFile, ...]
+
+    @property
+    def weights(self) -> WeightFile:
+        """The weights of the only rank."""
+        return self.weight_files[0]
+
+    @property
+    def function(self) -> FunctionSpec:
+        """The only function."""
+        return self.manifest.functions[0]
+
+    def read(self, name: str) -> bytes:
+        """A listed file's content, checked again. Raises ArtifactError when it isn't as listed."""
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise ArtifactError(f"{self.path}/{name}: isn't part of this artifact")
+        data = _read(self.path / name, entry.size)
+        _compare(self.path / name, entry, hashlib.sha256(data).hexdigest())
+        return data
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The listed files whose path begins with `prefix`, sorted."""
+        return sorted(name for name in self.manifest.files if name.startswith(prefix))
+
+
+def open_artifact(
+    path: str | os.PathLike[str],
+    verify: Verify = "fast",
+    sums: WordSum = word_sum,
+    threads: int | None = None,
+) -> Artifact:
+    """Open and check the artifact at `path`.
+
+    `verify="full"` hashes the weights with sha256 too; `sums` may be a native twin of
+    `checksum.word_sum`, run on `threads` threads (default: one per core). Raises ArtifactError.
+    """
+    if verify not in ("fast", "full"):
+        raise InputError(f"verify: {verify!r} isn't 'fast' or 'full'")
+    root = Path(path)
+    manifest = read_manifest(root)
+    present = set(list_files(root)) - {MANIFEST, SEAL}
+    for name in sorted(manifest.files.keys() | present):
+        if name not in present:
+            raise ArtifactError(f"{root}/{name}: missing: copy the artifact again, whole")
+        if name not in manifest.files:
+            raise ArtifactError(f"{root}/{name}: isn't part of this artifact: remove it")
+    ranks = {rank.weights: rank.rank for rank in manifest.ranks}
+    workers = threads or os.cpu_count() or 1
+    for name, entry in manifest.files.items():
+        _check_place(root, name, entry)
+        if name not in ranks or verify == "full":
+            _compare(root / name, entry, _hash(root / name))
+    files = {}
+    for name in ranks:
+        file = WeightFile(root / name)
+        found = checksum_hex(file.data, sums, workers)
+        if found != manifest.files[name].checksum:
+            raise ArtifactError(f"{root / name}: checksum is {found}: damaged, compile it again")
+        files[name] = file
+    ordered = sorted(manifest.ranks, key=lambda rank: rank.rank)
+    return Artifact(root, manifest, tuple(files[rank.weights] for rank in ordered))
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest alone, its seal checked; other files aren't looked at. Raises ArtifactError."""
+    if not root.is_dir():
+        what = "isn't a directory" if root.exists() else "doesn't exist"
+        raise ArtifactError(f"{root}: {what}: make an artifact with `ropeway compile MODEL -o ART`")
+    for name in (MANIFEST, SEAL):
+        if not (root / name).is_file() or (root / name).is_symlink():
+            raise ArtifactError(f"{root / name}: missing: this isn't an artifact, or not whole")
+    manifest_bytes = _read(root / MANIFEST, None)
+    if _read(root / SEAL, None) != seal(manifest_bytes):
+        raise ArtifactError(
+            f"{root / MANIFEST}: doesn't match {SEAL}: one of the two is damaged or was edited; "
+            f"compile the model again"
+        )
+    return decode(manifest_bytes, str(root / MANIFEST), VERSION)
+
+
+def _check_place(root: Path, name: str, entry: FileEntry) -> None:
+    """A plain file of the right size, with no link on the way to it."""
+    place = root
+    for part in name.split("/"):
+        place = place / part
+        if place.is_symlink():
+            raise ArtifactError(f"{place}: is a link, which could leave the artifact: refused")
+    status = place.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ArtifactError(f"{place}: isn't a plain file: copy the artifact again, whole")
+    if status.st_size != entry.size:
+        raise ArtifactError(
+            f"{place}: {status.st_size} bytes instead of {entry.size}: truncated or changed; copy "
+            f"the artifact again, or compile the model again"
+        )
+
+
+def _hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read ({error.strerror})") from error
+
+
+def _read(path: Path, size: int | None) -> bytes:
+    limit = _SMALL if size is None else size
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read ({error.strerror})") from error
+    if len(data) > limit:
+        raise ArtifactError(f"{path}: larger than {limit} bytes: damaged, compile it again")
+    return data
+
+
+def _compare(path: Path, entry: FileEntry, found: str) -> None:
+    if found != entry.sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is {found[:12]}..., not {entry.sha256[:12]}...: damaged or edited; "
+            f"copy the artifact again, or compile the model again"
+        )
