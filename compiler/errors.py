@@ -33,11 +33,38 @@ class ArtifactError(InputError):
 
 
 class IRSyntaxError(InputError):
-    """IR text, a dim or a pass spec that doesn't parse."""
+    """IR text, a dim or a pass spec that doesn't parse; says line, column and what was expected."""
+
+    def __init__(self, message: str, *, line: int = 0, column: int = 0, expected: str = "") -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+        self.expected = expected
 
 
 class VerifyError(InputError):
-    """A module breaks a rule of the IR; names the rule, the op and its source line."""
+    """A module breaks a rule of the IR; names the rule, the op and its source line.
+
+    `code` and `rule` identify the rule, `op` is the op's text, `loc` the line of the model's
+    source, and `around` the text of up to five ops around the fault, for a longer report.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "",
+        rule: str = "",
+        op: str = "",
+        loc: str = "",
+        around: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.rule = rule
+        self.op = op
+        self.loc = loc
+        self.around = around
 
 
 class PipelineError(InputError):
