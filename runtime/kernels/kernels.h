@@ -215,8 +215,10 @@ struct KernelTable {
   void (*attention)(const Context&, const AttentionArgs&) = nullptr;
   // Sum over the buffer's 64-bit words (`bytes` a multiple of 64), as fast as memory gives it: the bandwidth probe.
   uint64_t (*read_sum)(const void* data, size_t bytes) = nullptr;
-  // Partial checksum of a piece that starts at word `first_word` of the whole: see checksum().
-  uint64_t (*checksum_part)(const void* data, size_t bytes, uint64_t first_word) = nullptr;
+  // sum_i h(w_i) * (1 + (first + i) * 0x3C6EF372FE94F82A) mod 2^64 over the little-endian 64-bit words of data, the last
+  // one zero padded; h(w) = w ^ (w >> 32). Multipliers are odd, so a change inside one word always changes the sum.
+  // Pieces cut at multiples of 8 bytes add up. compiler/artifact/checksum.py is its twin.
+  uint64_t (*checksum_words)(const void* data, size_t bytes, uint64_t first) = nullptr;
 };
 
 // The best level this machine runs, or the one named (amx, avx512_bf16, avx512, avx2, generic). Null when the name is
@@ -224,11 +226,5 @@ struct KernelTable {
 const KernelTable* select_kernels(const char* name);
 // Names of the levels this machine runs, best first, separated by commas.
 const char* available_kernels();
-
-// checksum(data, n) = sum_i w_i * (2 i + 1) + n * 0x9E3779B97F4A7C15  (mod 2^64), with w_i the i-th little-endian 64-bit
-// word of data, zero padded to a multiple of 8 bytes. Multipliers are odd, so any change inside one word changes the sum.
-// Pieces add up: sum of checksum_part over pieces cut at multiples of 8 bytes, plus the length term.
-constexpr uint64_t kChecksumLength = 0x9E3779B97F4A7C15ull;
-uint64_t checksum(const void* data, size_t bytes, int threads);
 
 }  // namespace ropeway
