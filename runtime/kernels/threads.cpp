@@ -114,7 +114,6 @@ Team::~Team() {
 }
 
 void Team::run(Task task, void* argument) {
-    ticket_.store(0, std::memory_order_relaxed);
     task_ = task;
     argument_ = argument;
     if (size_ > 1) job_.advance();
@@ -123,14 +122,10 @@ void Team::run(Task task, void* argument) {
 }
 
 void Team::barrier() {
-    if (size_ == 1) {
-        ticket_.store(0, std::memory_order_relaxed);
-        return;
-    }
+    if (size_ == 1) return;
     const uint32_t generation = generation_.load();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
         arrived_.store(0, std::memory_order_relaxed);
-        ticket_.store(0, std::memory_order_relaxed);
         generation_.advance();
         return;
     }

@@ -55,9 +55,6 @@ public:
     // Inside a task: returns once every thread of the team has called it.
     void barrier();
 
-    // Shared by dynamic loops: every barrier resets it to zero.
-    std::atomic<int64_t>& ticket() { return ticket_; }
-
 private:
     void work(int thread);
 
@@ -66,7 +63,6 @@ private:
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) WaitWord generation_;
     alignas(64) WaitWord job_;
-    alignas(64) std::atomic<int64_t> ticket_{0};
     Task task_ = nullptr;
     void* argument_ = nullptr;
     bool stop_ = false;

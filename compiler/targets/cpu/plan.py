@@ -9,6 +9,7 @@ Nothing here is trusted: `plan_checks.check_template` and `check_bucket` run bef
 sees the numbers. This module imports neither torch nor sympy: a server loads it.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -79,20 +80,34 @@ class CacheSlot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An operand: a view of `heads` runs of `width` elements in each row.
+    """An operand: in each row, a strided view of `shape` elements from byte `offset` on.
 
-    `index` numbers the buffer, weight, input or cache of the space. `offset` and `head_stride` are
-    bytes; the row stride of a view is the row_bytes of its buffer. For weights, inputs and caches
-    only `index` counts, and `width` repeats the last logical size.
+    `index` numbers the buffer, weight, input or cache of the space. `strides` count elements, one
+    per entry of `shape`; the stride between rows is the row_bytes of the buffer, and 0 for a
+    weight. For inputs, caches and packed weights only space and index count.
     """
 
     space: Space
     index: int
     dtype: ElementType
-    width: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
     offset: int = 0
-    heads: int = 1
-    head_stride: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements in a row of the view."""
+        return math.prod(self.shape)
+
+    @property
+    def adjacent(self) -> bool:
+        """Whether the elements of a row lie next to each other, in order."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -103,7 +118,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     rows: RowKind
     operands: dict[str, Ref]
     params: dict[str, int | float | str] = {}
-    barrier: bool = True  # False: the next step needs nothing that another thread wrote here
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,9 +131,7 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffers: list[Buffer]
     steps: list[Step]
     logits: Ref
-    # ids below this and positions below that index inside every table which they index
-    id_limit: int
-    position_limit: int
+    max_length: int  # tokens of the longest request that the program can serve
 
 
 class BucketPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
