@@ -1,0 +1,475 @@
+"""Which tokens run next: one token budget per step, no prefill or decode phase.
+
+A sequence needs num_tokens - num_computed tokens. `plan` decides a step and `commit` takes its
+results; with `add` and `abort` they are the only mutators, and all are deterministic given the
+state, so that a recorded run replays.
+
+Invariants: the pool can hold the longest accepted sequence alone, and a victim of preemption
+always ranks below the sequence that needs its blocks; so the highest-ranked sequence advances in
+every step, and nobody starves behind a finite number of earlier or more urgent ones. Only
+committed, hence computed, full blocks are published.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from ropeway.compiler.config import Bucket
+from ropeway.compiler.errors import RequestError, RunError
+from ropeway.runtime.engine.block_pool import BlockPool
+from ropeway.runtime.engine.block_tables import BlockTables
+from ropeway.runtime.engine.limits import StepLimits
+from ropeway.runtime.engine.prefix import Digest, blake2b
+from ropeway.runtime.engine.prefix_walk import match_prefix, publish_blocks
+from ropeway.runtime.engine.request import Choice, FinishReason, Key, Request, State
+
+_key = attrgetter("key")
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One sequence's share of a step: tokens start..start + count.
+
+    Prompt rows `scored[0]..scored[1]` (positions) are wanted for prompt logprobs; `samples` is how
+    many tokens are drawn from the last row: one, or n before a fork.
+    """
+
+    seq: Choice
+    start: int
+    count: int
+    scored: tuple[int, int]
+    samples: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A decided step. Copies run first, in order; their sources stay held until commit."""
+
+    number: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    tokens: int = 0
+    rows: int = 0
+    samples: int = 0
+    bucket: Bucket | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a committed step did for one sequence."""
+
+    seq: Choice
+    token: int | None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the start."""
+
+    steps: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # of those, found
+
+
+class Scheduler:
+    """Owns every sequence's place, blocks and progress."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tables: BlockTables,
+        limits: StepLimits,
+        max_model_len: int,
+        *,
+        digest: Digest = blake2b,
+    ) -> None:
+        """`tables` must hold limits.max_seqs slots."""
+        self.pool = pool
+        self.limits = limits
+        self.max_model_len = max_model_len
+        self.tables = tables
+        self.counters = SchedulerCounters()
+        self._block_size = tables.block_size
+        self._digest = digest
+        self._waiting: list[tuple[Key, Choice]] = []
+        self._running: list[Choice] = []
+        self._slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._live: dict[str, list[Choice]] = {}
+        self._number = 0
+
+    # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest sequence, in tokens, that the pool can hold when it runs alone."""
+        return self.pool.capacity * self._block_size
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that still owe their end."""
+        return len(self._live)
+
+    @property
+    def running(self) -> Sequence[Choice]:
+        """Sequences that hold blocks, the most important first."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a slot or blocks."""
+        return sum(1 for _, seq in self._waiting if seq.state is State.WAITING)
+
+    def sequences(self, request_id: str) -> Sequence[Choice]:
+        """The request's choices so far (those after the first appear when its prompt is done)."""
+        return self._live.get(request_id, ())
+
+    def add(self, request: Request) -> None:
+        """Queue a request. RequestError when it could never run; nothing has changed then."""
+        if request.request_id in self._live:
+            raise RequestError("request_id", f"{request.request_id!r} is already running")
+        if request.prompt_tokens == 0:
+            raise RequestError("prompt", "it has no tokens; give at least one")
+        if not request.prompt_tokens <= request.total_tokens <= self.max_model_len:
+            raise RequestError(
+                "prompt",
+                f"{request.prompt_tokens} tokens and the output come to {request.total_tokens}, "
+                f"but the program holds {self.max_model_len}: shorten the prompt or max_tokens",
+            )
+        # The last sampled token is never computed, so it needs no room in the cache.
+        needed = max(request.prompt_tokens, request.total_tokens - 1)
+        if needed > self.capacity_tokens:
+            raise RequestError(
+                "max_tokens",
+                f"prompt and output need {needed} tokens of KV cache, which holds only "
+                f"{self.capacity_tokens}: lower max_tokens or raise kv_cache_memory",
+            )
+        seq = Choice(request)
+        self._live[request.request_id] = [seq]
+        heappush(self._waiting, (seq.key, seq))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; False when it isn't live. Its blocks come back at once, or with the
+        commit of a step in flight; no more Progress is reported for it."""
+        choices = self._live.pop(request_id, None)
+        if choices is None:
+            return False
+        for seq in choices:
+            self._abort(seq)
+        return True
+
+    def abort_choice(self, seq: Choice) -> None:
+        """End one choice (a stop string was found in its text); the others go on."""
+        if seq.state is State.FINISHED or seq.aborted:
+            return
+        self._abort(seq)
+        self._forget(seq)
+
+    def _abort(self, seq: Choice) -> None:
+        if seq.in_flight:
+            seq.aborted = True  # the step still writes its blocks; commit drops it
+        else:
+            self._drop(seq)
+
+    # -- plan -------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step; None when nothing can run (then nothing waits either, unless a
+        step is in flight)."""
+        plan = StepPlan(self._number + 1)
+        index, blocked = 0, False
+        while plan.tokens < self.limits.max_tokens:
+            seq = self._running[index] if index < len(self._running) else None
+            head = None if blocked else self._head()
+            if head is not None and (seq is None or head.priority < seq.priority):
+                behind = len(self._running) - index
+                # Each running sequence still to come is sure of one row.
+                spare = self.limits.max_rows - plan.rows - behind
+                if spare > 0 and self._admit(head, plan, behind):
+                    index += 1
+                else:
+                    blocked = True
+            elif seq is None:
+                break
+            elif seq.in_flight or self._schedule(seq, plan, len(self._running) - index - 1):
+                index += 1
+        if not plan.chunks:
+            self.pool.release(plan.held)
+            return None
+        self._number = plan.number
+        for chunk in plan.chunks:
+            chunk.seq.in_flight = True
+        plan.bucket = self.limits.choose(plan.tokens, len(plan.chunks), plan.rows)
+        return plan
+
+    def _head(self) -> Choice | None:
+        while self._waiting:
+            seq = self._waiting[0][1]
+            if seq.state is State.WAITING:
+                return seq
+            heappop(self._waiting)
+        return None
+
+    def _schedule(self, seq: Choice, plan: StepPlan, behind: int) -> bool:
+        """Give `seq` its share; False when it was preempted, so that the next took its place.
+
+        `behind` sequences come later in the step: each is left a token and a row.
+        """
+        start = seq.num_computed
+        limits = self.limits
+        count = min(
+            seq.num_tokens - start,
+            limits.max_chunk,
+            max(1, limits.max_tokens - plan.tokens - behind),
+        )
+        scored = (0, 0)
+        if seq.request.wants_prompt_logprobs and start + count > seq.rows_done:
+            count, scored = self._score(seq, count, limits.max_rows - plan.rows - behind)
+        if not self._make_writable(seq, start + count, plan):
+            return seq in self._running
+        samples = 0
+        if start + count == seq.num_tokens and seq.request.samples:
+            samples = 1 + seq.forks
+        plan.chunks.append(Chunk(seq, start, count, scored, samples))
+        plan.tokens += count
+        plan.rows += scored[1] - scored[0] + (samples > 0)
+        plan.samples += samples
+        return True
+
+    def _score(self, seq: Choice, count: int, rows: int) -> tuple[int, tuple[int, int]]:
+        """Cut a chunk to the rows left, one of which its last token may want to sample from."""
+        first = max(seq.num_computed, seq.rows_done)
+        last = seq.request.prompt_tokens - 1
+        if first >= last:
+            return count, (0, 0)
+        stop = min(seq.num_computed + count, last)
+        if stop - first + 1 > rows:
+            stop = first + max(1, rows - 1)
+            count = stop - seq.num_computed
+        return count, (first, stop)
+
+    def _make_writable(self, seq: Choice, end: int, plan: StepPlan) -> bool:
+        """Hold, alone, the blocks that tokens num_computed..end go to.
+
+        False when the pool can't give them: `seq` was preempted itself, or waits for a step in
+        flight.
+        """
+        if seq.shared:
+            index = seq.num_computed // self._block_size
+            while index < len(seq.blocks) and self.pool.references(seq.blocks[index]) > 1:
+                if self.pool.available:
+                    self._copy_on_write(seq, index, plan)
+                elif not self._preempt_below(seq):
+                    return False
+            seq.shared = False
+        needed = -(-end // self._block_size)
+        while len(seq.blocks) < needed:
+            if self.pool.available:
+                self.tables.append(seq.slot, len(seq.blocks), block := self.pool.allocate())
+                seq.blocks.append(block)
+            elif not self._preempt_below(seq):
+                return False
+        return True
+
+    def _copy_on_write(self, seq: Choice, index: int, plan: StepPlan) -> None:
+        source, block = seq.blocks[index], self.pool.allocate()
+        plan.copies.append((source, block))
+        plan.held.append(source)  # the sequence's own hold passes to the plan
+        seq.blocks[index] = block
+        self.tables.append(seq.slot, index, block)
+
+    def _preempt_below(self, seq: Choice) -> bool:
+        """Preempt the lowest-ranked sequence that isn't in this step; False when that was `seq`
+        itself or there is none."""
+        for victim in reversed(self._running):
+            if not victim.in_flight:
+                self._preempt(victim)
+                return victim is not seq
+        return False
+
+    def _preempt(self, seq: Choice) -> None:
+        self._running.remove(seq)
+        self._free(seq)
+        seq.state = State.WAITING
+        seq.num_computed = 0
+        seq.published = 0
+        seq.shared = False
+        seq.preemptions += 1
+        self.counters.preemptions += 1
+        heappush(self._waiting, (seq.key, seq))
+
+    def _admit(self, seq: Choice, plan: StepPlan, behind: int) -> bool:
+        """Start the first waiting sequence, if a slot and blocks for all its tokens are there.
+
+        Less urgent running sequences make room for it.
+        """
+        while not self._slots:
+            if not self._preempt_less_urgent(seq):
+                return False
+            behind -= 1
+        found = match_prefix(self.pool, seq, self._block_size, self._digest)
+        missing = -(-seq.num_tokens // self._block_size) - len(found.blocks)
+        tail = [] if found.tail is None else [found.tail]
+        while self.pool.available < missing:
+            if tail:
+                self.pool.release(tail)
+                tail = []
+            elif self._preempt_less_urgent(seq):
+                behind -= 1
+            else:
+                self.pool.release(found.blocks)
+                return False
+        heappop(self._waiting)
+        self._start(seq, plan, found.blocks, tail)
+        if not self._schedule(seq, plan, behind):
+            raise RunError(f"scheduler: {seq.request.request_id} was admitted without its blocks")
+        return True
+
+    def _start(self, seq: Choice, plan: StepPlan, blocks: list[int], tail: list[int]) -> None:
+        seq.reserve()
+        seq.state = State.RUNNING
+        seq.slot = self._slots.pop()
+        seq.blocks = list(blocks)
+        seq.published = len(blocks)
+        seq.num_computed = len(blocks) * self._block_size
+        self.tables.fill(seq.slot, blocks)
+        if tail:
+            # All but the last token of a full block are known: compute that one in a copy.
+            plan.copies.append((tail[0], block := self.pool.allocate()))
+            plan.held.extend(tail)
+            self.tables.append(seq.slot, len(seq.blocks), block)
+            seq.blocks.append(block)
+            seq.num_computed += self._block_size - 1
+        if seq.cached_tokens < 0:
+            seq.cached_tokens = seq.num_computed
+            self.counters.prefix_queries += seq.num_tokens
+            self.counters.prefix_hits += seq.num_computed
+        insort(self._running, seq, key=_key)
+
+    def _preempt_less_urgent(self, seq: Choice) -> bool:
+        victim = self._running[-1] if self._running else None
+        if victim is None or victim.in_flight or victim.priority <= seq.priority:
+            return False
+        self._preempt(victim)
+        return True
+
+    # -- commit -----------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, tokens: Sequence[int]) -> list[Progress]:
+        """Take a step's sampled tokens, in the order of its chunks and their samples.
+
+        Returns one Progress per token and per ended sequence; aborted ones are silent.
+        """
+        if len(tokens) != plan.samples:
+            raise RunError(f"step {plan.number} wanted {plan.samples} tokens, got {len(tokens)}")
+        self.pool.release(plan.held)
+        self.counters.steps += 1
+        self.counters.tokens += plan.tokens
+        progress: list[Progress] = []
+        cursor = 0
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            drawn = tokens[cursor : cursor + chunk.samples]
+            cursor += chunk.samples
+            seq.in_flight = False
+            if seq.aborted:
+                self._drop(seq)
+                continue
+            seq.num_computed = chunk.start + chunk.count
+            seq.rows_done = max(seq.rows_done, chunk.scored[1])
+            if seq.num_computed // self._block_size > seq.published:
+                publish_blocks(self.pool, seq, self._block_size, self._digest)
+            if drawn:
+                self._append(seq, drawn, progress)
+            elif not seq.request.samples and seq.num_computed == seq.num_tokens:
+                self._finish(seq, Progress(seq, None, "length"), progress)
+        return progress
+
+    def abandon(self, plan: StepPlan) -> None:
+        """Take back a step that failed in the device: its sequences are as before `plan`, save
+        that they start over; nothing it computed is published."""
+        self.pool.release(plan.held)
+        for chunk in plan.chunks:
+            chunk.seq.in_flight = False
+            if chunk.seq.aborted:
+                self._drop(chunk.seq)
+            else:
+                self._preempt(chunk.seq)
+
+    def _append(self, seq: Choice, drawn: Sequence[int], progress: list[Progress]) -> None:
+        children = self._fork(seq, len(drawn) - 1) if len(drawn) > 1 else ()
+        for child, token in zip((seq, *children), drawn, strict=True):
+            child.append(token)
+            request = child.request
+            if token in request.stop_ids:
+                shown = token if request.stop_ids[token] else None
+                self._finish(child, Progress(child, token, "stop", shown), progress)
+            elif child.num_tokens >= request.total_tokens:
+                self._finish(child, Progress(child, token, "length"), progress)
+            else:
+                progress.append(Progress(child, token))
+
+    def _fork(self, seq: Choice, count: int) -> list[Choice]:
+        """Choices 1..count of a request whose prompt is done; all share its blocks.
+
+        One that finds no slot waits, and takes the prompt's blocks from the prefix cache later.
+        """
+        children = [Choice(seq.request, choice + 1) for choice in range(count)]
+        seq.forks = 0
+        self._live[seq.request.request_id].extend(children)
+        for child in children:
+            child.rows_done = seq.rows_done
+            child.cached_tokens = seq.cached_tokens
+            child.entries = list(seq.entries)
+            child.reserve()
+            if not self._slots:
+                heappush(self._waiting, (child.key, child))
+                continue
+            child.state = State.RUNNING
+            child.slot = self._slots.pop()
+            child.num_computed = seq.num_computed
+            child.published = seq.published
+            child.blocks = list(seq.blocks)
+            child.shared = seq.shared = True
+            for block in child.blocks:
+                self.pool.acquire(block)
+            self.tables.fill(child.slot, child.blocks)
+            insort(self._running, child, key=_key)
+        return children
+
+    def _finish(self, seq: Choice, end: Progress, progress: list[Progress]) -> None:
+        self._drop(seq)
+        self._forget(seq)
+        progress.append(end)
+
+    def _drop(self, seq: Choice) -> None:
+        if seq.state is State.RUNNING:
+            self._running.remove(seq)
+            self._free(seq)
+        seq.state = State.FINISHED
+
+    def _forget(self, seq: Choice) -> None:
+        choices = self._live.get(seq.request.request_id, [])
+        if all(c.state is State.FINISHED or c.aborted for c in choices):
+            self._live.pop(seq.request.request_id, None)
+
+    def _free(self, seq: Choice) -> None:
+        self.pool.release(seq.blocks)
+        seq.blocks = []
+        self._slots.append(seq.slot)
+        seq.slot = -1
+
+    def check(self, plans: Iterable[StepPlan] = ()) -> None:
+        """Verify the pool's invariants against every table and every plan in flight."""
+        self.pool.check([*(s.blocks for s in self._running), *(p.held for p in plans)])
+        if len(self._slots) + len(self._running) != self.limits.max_seqs:
+            raise RunError("scheduler: a slot is lost or held twice")
+        keys = [s.key for s in self._running]
+        if keys != sorted(set(keys)):
+            raise RunError("scheduler: a sequence runs twice, or out of order")

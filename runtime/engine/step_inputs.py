@@ -1,0 +1,70 @@
+"""From a plan to the arrays that a device replays.
+
+Contract: true sizes, no padding. `rows` lists, chunk by chunk, first the scored prompt rows and
+then the row to sample from, which is the order that the engine's sample batch relies on.
+"""
+
+import numpy as np
+
+from ropeway.runtime.devices.base import StepInputs
+from ropeway.runtime.engine.block_tables import BlockTables
+from ropeway.runtime.engine.scheduler import StepPlan
+
+
+def build_step_inputs(plan: StepPlan, tables: BlockTables) -> StepInputs:
+    """The inputs of one step of `plan`, whose sequences are all in their slots."""
+    chunks = plan.chunks
+    slots = np.array([c.seq.slot for c in chunks], np.intp)
+    starts = np.array([c.start for c in chunks], np.int32)
+    query_start = np.zeros(len(chunks) + 1, np.int32)
+    if plan.tokens == len(chunks):
+        query_start[:] = np.arange(len(chunks) + 1)
+        lengths = starts + 1
+        positions, owners = starts, slots
+    else:
+        counts = np.array([c.count for c in chunks], np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        lengths = starts + counts
+        owners = np.repeat(slots, counts)
+        positions = np.arange(plan.tokens, dtype=np.int32)
+        positions += np.repeat(starts - query_start[:-1], counts)
+    size = tables.block_size
+    index, offset = np.divmod(positions, size)
+    groups = range(tables.groups)
+    return StepInputs(
+        ids=_ids(plan),
+        positions=positions,
+        slots=[tables.group(g)[owners, index] * size + offset for g in groups],
+        block_tables=[tables.group(g)[slots] for g in groups],
+        query_start=query_start,
+        lengths=lengths,
+        rows=_rows(plan, query_start),
+    )
+
+
+def _ids(plan: StepPlan) -> np.ndarray:
+    ids = np.empty(plan.tokens, np.int32)
+    at = 0
+    for chunk in plan.chunks:
+        seq, start, count = chunk.seq, chunk.start, chunk.count
+        if count == 1 and start == seq.num_tokens - 1:
+            ids[at] = seq.last_token
+        else:
+            ids[at : at + count] = seq.tokens[start : start + count]
+        at += count
+    return ids
+
+
+def _rows(plan: StepPlan, query_start: np.ndarray) -> np.ndarray:
+    if plan.rows == plan.samples == len(plan.chunks):
+        return query_start[1:] - 1
+    rows: list[int] = []
+    end = 0
+    for chunk in plan.chunks:
+        first, stop = chunk.scored
+        shift = end - chunk.start
+        rows.extend(range(first + shift, stop + shift))
+        end += chunk.count
+        if chunk.samples:
+            rows.append(end - 1)
+    return np.array(rows, np.int32)
