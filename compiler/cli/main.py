@@ -1,0 +1,140 @@
+"""The `ropeway` command: finds the sub command, runs it, and turns errors into one line each.
+
+Contract: a sub command's module is imported only when it runs, so `ropeway --help` is fast. Exit
+codes: 0 done, 1 a run that failed, 2 bad input, 130 interrupted; errors are one line on stderr that
+says what, where and the next step. With ROPEWAY_DEBUG set, the traceback comes first.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ropeway.compiler.errors import RopewayError
+from ropeway.compiler.extras import explain_missing
+from ropeway.compiler.version import VERSION
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub command: where its function is, and the line about it in the overview."""
+
+    module: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "compile": Command("compile", "compile_model", "Compile a model into an artifact."),
+    "inspect": Command("inspect", "inspect", "Show what an artifact holds and what it needs."),
+    "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
+    "chat": Command("chat", "chat", "Talk to an artifact."),
+    "opt": Command("opt", "opt", "Run passes on IR text."),
+    "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
+}
+
+EXAMPLES = """Examples:
+
+  ropeway compile SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2.rope
+
+  ropeway inspect smollm2.rope
+
+  ropeway generate smollm2.rope "The capital of France is" --max-tokens 32
+
+  ropeway chat smollm2.rope"""
+
+# Typer exports this one usage error and not its base, which all usage errors share.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+def run() -> None:
+    """The console script: run on the process's arguments and exit."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command line, without the program's name; returns the exit code."""
+    name = arguments[0] if arguments else ""
+    known = name in COMMANDS
+    label = f"ropeway {name}" if known else "ropeway"
+    try:
+        if known:
+            return _invoke(_build(name), arguments[1:], label)
+        return _invoke(_overview(), arguments or ["--help"], label)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        explained = _explain(label, error)
+        if explained is None:
+            raise
+        if os.environ.get("ROPEWAY_DEBUG"):
+            traceback.print_exc()
+        print(f"{label}: error: {' '.join(explained[0].split())}", file=sys.stderr)
+        return explained[1]
+
+
+def _explain(label: str, error: Exception) -> tuple[str, int] | None:
+    """The message and exit code of an error that a user can do something about."""
+    if isinstance(error, ModuleNotFoundError):
+        error = explain_missing(label, error) or error
+    if isinstance(error, RopewayError):
+        return str(error), error.exit_code
+    if isinstance(error, _USAGE_ERROR):
+        return f"{error.format_message().rstrip('.')} (see `{label} --help`)", 2
+    return None
+
+
+def _invoke(app: typer.Typer, arguments: list[str], label: str) -> int:
+    command = typer.main.get_command(app)
+    result = command.main(args=arguments, prog_name=label, standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _new_app() -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _build(name: str) -> typer.Typer:
+    """An app with this one command, imported now."""
+    entry = COMMANDS[name]
+    module = importlib.import_module(f"ropeway.compiler.cli.{entry.module}")
+    app = _new_app()
+    app.command(name)(getattr(module, entry.function))
+    return app
+
+
+def _overview() -> typer.Typer:
+    """An app that knows every command by name only: for help, --version and misspelt names."""
+    app = _new_app()
+
+    about = f"Compile a causal language model once, replay it fast.\n\n{EXAMPLES}"
+
+    @app.callback(help=about)
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+        ] = False,
+    ) -> None:
+        pass
+
+    for name, entry in COMMANDS.items():
+        app.command(name, help=entry.summary)(_listed_only)
+    return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"ropeway {VERSION}")
+        raise typer.Exit
+
+
+def _listed_only() -> None:
+    """Stands for a command in the overview; `main` runs the real one."""
