@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TypeAlias
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 
 from ropeway.compiler.errors import InputError
 from ropeway.compiler.ir.lexer import MAX_DIGITS, Cursor, Token

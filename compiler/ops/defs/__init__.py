@@ -1,1 +1,1 @@
-"""Op definitions by family; importing this package registers all of them."""
+"""The built-in op definitions, one family a file; the registry collects their `OPS`."""
