@@ -6,7 +6,7 @@ row names the token whose logprob is wanted. The rows lie packed as the native s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -160,7 +160,7 @@ class SampleBatch:
 
     @classmethod
     def build(cls, wanted: Sequence[WantedRow], resets: Iterable[SlotReset] = ()) -> "SampleBatch":
-        """Packs the rows. Raises RunError when a row with penalties names no slot."""
+        """Packs the rows. Raises RunError when a row with penalties has no slot of its own."""
         scored = [w.target >= 0 for w in wanted]
         rows = np.frombuffer(
             bytearray().join(
@@ -172,11 +172,7 @@ class SampleBatch:
         rows["row"] = [w.row for w in wanted]
         rows["position"] = [w.position for w in wanted]
         rows["target"] = [w.target for w in wanted]
-        for i, want in enumerate(wanted):
-            if want.settings.needs_slot and not scored[i]:
-                if want.slot < 0:
-                    raise RunError(f"request {want.settings.request}: penalties without a slot")
-                rows["slot"][i] = want.slot
+        _fill_slots(rows, wanted)
         top_total = 0
         if rows["top_count"].any():
             ends = np.cumsum(rows["top_count"], dtype=np.int64)
@@ -193,6 +189,18 @@ class SampleBatch:
             top_total=top_total,
             resets=tuple(resets),
         )
+
+
+def _fill_slots(rows: np.ndarray, wanted: Sequence[WantedRow]) -> None:
+    used: set[int] = set()
+    for i, want in enumerate(wanted):
+        if not want.settings.needs_slot or want.target >= 0:
+            continue
+        if want.slot < 0 or want.slot in used:
+            why = "no penalty slot" if want.slot < 0 else f"penalty slot {want.slot} twice"
+            raise RunError(f"request {want.settings.request} was scheduled with {why}")
+        used.add(want.slot)
+        rows["slot"][i] = want.slot
 
 
 _NO_IDS: I32 = np.zeros(0, np.int32)
@@ -256,13 +264,17 @@ class SampleResult:
     top_logprobs: F32
     top_begin: npt.NDArray[np.int64]
     top_count: I32
-    faults: tuple[RowFault, ...] = field(default=())
+    faults: tuple[RowFault, ...] = ()
 
     def top(self, index: int) -> tuple[I32, F32]:
         """Ids and logprobs of row `index`'s alternatives, most likely first."""
         begin = int(self.top_begin[index])
         end = begin + int(self.top_count[index])
         return self.top_ids[begin:end], self.top_logprobs[begin:end]
+
+    def with_faults(self, faults: "tuple[RowFault, ...]") -> "SampleResult":
+        """The same answers with `faults` beside them."""
+        return replace(self, faults=faults)
 
     def check(self) -> None:
         """Raises RunError for the first fault, naming its request."""
@@ -274,12 +286,14 @@ class SampleResult:
 STATUS_OK = 0
 STATUS_NOT_FINITE = 1
 STATUS_ALL_MASKED = 2
+STATUS_NO_MEMORY = 3
 
 _MESSAGES = {
     STATUS_NOT_FINITE: "the model's logits hold NaN or +inf: the weights or a kernel are damaged, "
     "run `ropeway inspect` on the artifact or load it with verify='full'",
     STATUS_ALL_MASKED: "no token is left to draw: the model's logits and the banned ids exclude "
     "all of them; lower min_tokens or remove stop_token_ids",
+    STATUS_NO_MEMORY: "out of memory while sampling: lower max_num_seqs or kv_cache_memory",
 }
 
 
@@ -288,3 +302,44 @@ def faults_of(status: I32, requests: Sequence[str]) -> tuple[RowFault, ...]:
     return tuple(
         RowFault(int(i), requests[i], _MESSAGES[int(status[i])]) for i in np.flatnonzero(status)
     )
+
+
+def empty_result(batch: SampleBatch) -> tuple[SampleResult, I32]:
+    """The arrays that a sampler fills, and a status i32[n] beside them."""
+    count = len(batch)
+    result = SampleResult(
+        tokens=np.full(count, -1, np.int32),
+        logprobs=np.full(count, np.nan, np.float32),
+        ranks=np.zeros(count, np.int32),
+        top_ids=np.zeros(batch.top_total, np.int32),
+        top_logprobs=np.zeros(batch.top_total, np.float32),
+        top_begin=batch.rows["top_begin"],
+        top_count=batch.rows["top_count"],
+    )
+    return result, np.zeros(count, np.int32)
+
+
+def check_batch(logits: F32, batch: SampleBatch, vocab_size: int) -> None:
+    """Raises RunError unless every row and target of the batch lies in `logits` f32 [L, V]."""
+    if logits.ndim != 2 or logits.dtype != np.float32 or logits.shape[1] != vocab_size:
+        raise RunError(
+            f"the sampler takes float32 logits of width {vocab_size}, "
+            f"got {logits.dtype} {logits.shape}"
+        )
+    if logits.strides[1] != logits.itemsize:
+        raise RunError("the sampler takes logits whose columns are adjacent")
+    if not len(batch):
+        return
+    rows = batch.rows["row"]
+    if rows.min() < 0 or rows.max() >= logits.shape[0]:
+        raise RunError(f"a row to sample lies outside the step's {logits.shape[0]} rows of logits")
+    if batch.rows["target"].max() >= vocab_size:
+        raise RunError(f"a prompt token to score lies outside the vocabulary of {vocab_size}")
+
+
+def slot_ids(ids: Sequence[int], vocab_size: int) -> I32:
+    """Token ids of a slot as an array; RunError when one lies outside the vocabulary."""
+    array = np.ascontiguousarray(ids, np.int32)
+    if array.size and (array.min() < 0 or array.max() >= vocab_size):
+        raise RunError(f"a penalized token lies outside the vocabulary of {vocab_size}")
+    return array

@@ -13,6 +13,7 @@ MAX_CHOICES = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 MAX_LOGIT_BIAS = 100.0
+GREEDY_BELOW = 1e-5  # temperatures that can't be told from 0, as in vLLM
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, without drawing."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def uses_penalties(self) -> bool:
