@@ -29,11 +29,12 @@ def describe_op(op: Op) -> str:
 
 
 def describe_operand(operand: Operand) -> str:
+    """Where an operand comes from; without its name, so that equal misses can be counted."""
     if isinstance(operand, Weight):
-        return f"weight @{operand.name}"
+        return "a weight"
     if operand.producer is None:
-        return f"input %{operand.name}"
-    return f"%{operand.name} of {operand.producer.name}"
+        return "an input of the function"
+    return f"the result of {operand.producer.name}"
 
 
 class Attempt:
@@ -92,7 +93,7 @@ class Attempt:
             outside = " and the function's result" if self.rewriter.is_output(value) else ""
             shown = ", ".join(users) or "no op"
             self.fail(
-                f"{what} must have one user, but %{value.name} is read by {shown}{outside}",
+                f"{what} must have one user, but it is read by {shown}{outside}",
                 value.producer,
             )
         self.depth += 1

@@ -115,7 +115,7 @@ def _slice_of_slice(rewriter: Rewriter, op: Op) -> Operand | None:
     bounds = [inner.attrs["start"], op.attrs["start"], op.attrs["stop"]]
     if not all(isinstance(bound, int) for bound in bounds):
         return None
-    base, start, stop = _ints(tuple(bounds))  # type: ignore[arg-type]
+    base, start, stop = _ints(tuple(bounds))
     attrs: Mapping[str, Attr] = {**op.attrs, "start": base + start, "stop": base + stop}
     return emit(rewriter, op, op.name, [inner.args[0]], attrs=attrs).result
 

@@ -41,9 +41,10 @@ class FuseAddNorm(RewritePass):
             add,
             "nn.add_rms_norm",
             [x, residual],
-            dict(op.kwargs),
-            dict(op.attrs),
-            op.loc,
+            kwargs=op.kwargs,
+            attrs=op.attrs,
+            loc=op.loc,
+            names=[op.result.name, "sum"],
         )
         m.rewriter.replace(op.result, fused.results[0])
         m.rewriter.replace(add.result, fused.results[1])

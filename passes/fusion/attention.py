@@ -17,6 +17,7 @@ from ropeway.compiler.ir.dims import symbol
 from ropeway.compiler.ir.graph import Input, Module, Op, Value
 from ropeway.compiler.ir.rewrite import Rewriter
 from ropeway.compiler.ir.types import CacheType, DType, Plane, TensorType, Type
+from ropeway.compiler.ops.registry import attr
 from ropeway.compiler.pipeline.base import (
     NearMiss,
     Numerics,
@@ -82,7 +83,7 @@ def _misses(rewriter: Rewriter, attentions: Sequence[Op]) -> list[NearMiss]:
 
 def _require_cacheable(m: Attempt, op: Op) -> None:
     m.require(
-        bool(op.attrs.get("causal", True)),
+        attr(op, "causal") is True,
         "causal attention: a token that sees later ones can't be served from a cache",
     )
     for what, operand in zip(("q", "k", "v"), op.args, strict=True):
@@ -116,6 +117,7 @@ def _page(rewriter: Rewriter, attentions: Sequence[Op], block_size: int) -> None
             "nn.paged_attention",
             [*op.args, cache, slots, table, starts, lengths],
             attrs={**attrs, "block_size": block_size},
+            names=["attention"],
         )
         rewriter.replace(op.result, paged.result)
         rewriter.erase(op)
@@ -125,7 +127,7 @@ def _groups(attentions: Sequence[Op]) -> list[int]:
     """The cache group of each attention: one for each (planes, window), in order of appearance."""
     numbers: dict[tuple[tuple[Plane, ...], int], int] = {}
     return [
-        numbers.setdefault((_planes(op), cast(int, op.attrs.get("window", 0))), len(numbers))
+        numbers.setdefault((_planes(op), cast(int, attr(op, "window"))), len(numbers))
         for op in attentions
     ]
 
@@ -139,10 +141,11 @@ def _planes(op: Op) -> tuple[Plane, ...]:
 
 
 def _declare_dims(module: Module) -> None:
-    """Ranges for R and MB where the module states none: T is a context's and a step's bound."""
+    """Ranges for R and MB where the module states none, from those of T and of the context."""
     tokens = module.dims["T"][1] if "T" in module.dims else 2**20
+    context = module.metadata.get("max_model_len", tokens)
     module.dims.setdefault("R", (1, min(MAX_REQUESTS, tokens)))
-    module.dims.setdefault("MB", (1, tokens))
+    module.dims.setdefault("MB", (1, context if isinstance(context, int) else tokens))
 
 
 def _i32(*dims: str) -> TensorType:

@@ -27,7 +27,7 @@ def require_mergeable(m: Attempt, linears: Sequence[Op], what: str) -> None:
         all(biased) or not any(biased),
         f"{what} must all have a bias or none; here: "
         + ", ".join("bias" if has else "no bias" for has in biased),
-        linears[biased.index(False)] if any(biased) else None,
+        next((op for op, has in zip(linears, biased, strict=True) if not has), None),
     )
     for op in linears:
         if "bias" in op.kwargs:
@@ -54,11 +54,13 @@ def merge_linears(m: Attempt, linears: Sequence[Op], tag: str) -> Op:
         [first.args[0], _concat_weights(m, matrices, tag)],
         kwargs=kwargs,
         attrs=first.attrs,
+        names=[tag],
     )
     stops = list(accumulate(int(weight.type.shape[0]) for weight in matrices))
     for op, start, stop in zip(linears, [0, *stops], stops, strict=False):
         attrs = {"axis": 1, "start": start, "stop": stop}
-        part = emit(rewriter, first, "tensor.slice", [merged.results[0]], attrs=attrs)
+        names = [op.result.name]
+        part = emit(rewriter, first, "tensor.slice", [merged.result], attrs=attrs, names=names)
         rewriter.replace(op.results[0], part.results[0])
     for op in linears:
         rewriter.erase(op)

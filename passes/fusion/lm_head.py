@@ -17,7 +17,7 @@ from ropeway.compiler.ir.graph import Input, Module, Op, Operand, Value
 from ropeway.compiler.ir.rewrite import Rewriter
 from ropeway.compiler.ir.types import DType, TensorType, Type
 from ropeway.compiler.ir.weights import Weight
-from ropeway.compiler.ops.registry import get
+from ropeway.compiler.ops.registry import get, is_rowwise
 from ropeway.compiler.pipeline.base import (
     NearMiss,
     Numerics,
@@ -125,29 +125,12 @@ def _only_rows(rewriter: Rewriter, value: Value, logits: Value, moved: dict[Op, 
 
 def _is_row_wise(op: Op) -> bool:
     """Whether row i of every result depends only on row i of each operand with T rows."""
-    definition = get(op.name)
-    if not definition.rowwise or definition.writes:
+    if get(op.name).writes or not is_rowwise(op):
         return False
     if not all(_has_token_rows(result.type) for result in op.results):
         return False
     values = [operand for _, operand in op.operands() if isinstance(operand, Value)]
-    if not all(_has_token_rows(value.type) or not _has_tokens(value.type) for value in values):
-        return False
-    return _keeps_first_axis(op, values)
-
-
-def _keeps_first_axis(op: Op, values: list[Value]) -> bool:
-    """For ops with axis attributes or broadcasting: the token axis stays the first one."""
-    rank = _rank(op.results[0].type)
-    axis = op.attrs.get("axis")
-    if isinstance(axis, int) and axis % rank == 0:
-        return False
-    perm = op.attrs.get("perm")
-    if isinstance(perm, tuple) and perm[0] != 0:
-        return False
-    if op.name.startswith("math.") and "axes" not in op.attrs:
-        return all(_rank(value.type) == rank for value in values if _has_tokens(value.type))
-    return True
+    return all(_has_token_rows(value.type) or not _has_tokens(value.type) for value in values)
 
 
 def _head(logits: Value, moved: list[Op]) -> Op | None:
@@ -218,7 +201,3 @@ def _has_token_rows(kind: Type) -> bool:
         and same(kind.shape[0], symbol(TOKENS))
         and not any(TOKENS in free_symbols(dim) for dim in kind.shape[1:])
     )
-
-
-def _rank(kind: Type) -> int:
-    return kind.rank if isinstance(kind, TensorType) else 0

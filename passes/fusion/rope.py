@@ -47,6 +47,7 @@ class FuseRope(RewritePass):
             [q.args[0], k.args[0], q.args[1], q.args[2]],
             attrs=dict(q.attrs),
             loc=later.loc,
+            names=["q", "k"],
         )
         for rope, result in zip((q, k), fused.results, strict=True):
             m.rewriter.replace(rope.result, result)

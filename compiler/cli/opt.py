@@ -1,0 +1,105 @@
+"""`ropeway opt`: run passes on IR text, check them, dump every state, find the pass that breaks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropeway.compiler.errors import InputError, RunError
+from ropeway.compiler.ir.graph import Module
+from ropeway.compiler.ir.printer import print_module
+from ropeway.compiler.ops.text import read_module
+from ropeway.compiler.pipeline.bisect import bisect as find_bad_pass
+from ropeway.compiler.pipeline.pipeline import Pipeline
+from ropeway.passes import CATALOGUE, default_pipeline
+
+
+def opt(
+    file: Annotated[
+        Path | None, typer.Argument(help="A file of IR text; - reads standard input.")
+    ] = None,
+    *,
+    passes: Annotated[
+        str | None,
+        typer.Option("--passes", "-p", help="A pass spec; default: the whole default pipeline."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the IR goes; default: stdout.")
+    ] = None,
+    verify_each: Annotated[
+        bool, typer.Option("--verify-each", help="Verify the module after every pass.")
+    ] = False,
+    dump: Annotated[
+        Path | None, typer.Option("--dump", metavar="DIR", help="Write the IR after every pass.")
+    ] = None,
+    strict_fusion: Annotated[
+        bool, typer.Option("--strict-fusion", help="A fusion that matches nothing is an error.")
+    ] = False,
+    bisect: Annotated[
+        bool,
+        typer.Option(
+            "--bisect",
+            help="Name the first pass that breaks verification, or the numerics on random data.",
+        ),
+    ] = False,
+    list_passes: Annotated[
+        bool, typer.Option("--list", help="List the passes, their options and numerics.")
+    ] = False,
+) -> None:
+    """Run passes on a file of IR and print the result; the report goes to stderr.
+
+    Example: ropeway opt step.ir -p "canonicalize,cse,dce,fuse-qkv" --verify-each
+    """
+    if list_passes:
+        typer.echo(describe_passes())
+        return
+    if file is None:
+        raise InputError("opt: no file given; name a file of IR text, or - for standard input")
+    module = _read(file)
+    pipeline = default_pipeline() if passes is None else Pipeline.parse(passes, CATALOGUE)
+    if bisect:
+        _bisect(pipeline, module)
+        return
+    result, report = pipeline.run(
+        module, verify_each=verify_each, dump=dump, strict_fusion=strict_fusion
+    )
+    typer.echo(report.describe(), err=True)
+    text = print_module(result)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def describe_passes() -> str:
+    """One line for each pass of the catalogue: spec with options, phase, numerics, summary."""
+    lines = []
+    for name, kind in CATALOGUE.items():
+        options = ", ".join(
+            f"{field.replace('_', '-')}={getattr(kind(), field)}"
+            for field in kind.__dataclass_fields__
+        )
+        spec = name + (f"{{{options}}}" if options else "")
+        summary = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
+        lines.append(f"{spec:<34} {kind.phase:<9} {kind.numerics:<8} {summary}")
+    return "\n".join(lines)
+
+
+def _read(file: Path) -> Module:
+    if str(file) == "-":
+        return read_module(sys.stdin.read())
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"opt: {file} can't be read ({error}); name a file of IR text") from error
+    return read_module(text)
+
+
+def _bisect(pipeline: Pipeline, module: Module) -> None:
+    verdict = find_bad_pass(pipeline, module)
+    if verdict.number is not None:
+        raise RunError(f"opt --bisect: {verdict}; look at it with --dump")
+    typer.echo(str(verdict))
