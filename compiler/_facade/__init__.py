@@ -22,14 +22,22 @@ if TYPE_CHECKING:
     from ropeway.compiler.pipeline.pipeline import Pipeline as Pipeline
     from ropeway.compiler.version import VERSION as __version__  # noqa: N811
     from ropeway.runtime.llm import LLM as LLM
+    from ropeway.runtime.outputs import CompletionDelta as CompletionDelta
+    from ropeway.runtime.outputs import CompletionOutput as CompletionOutput
+    from ropeway.runtime.outputs import Logprob as Logprob
+    from ropeway.runtime.outputs import RequestOutput as RequestOutput
     from ropeway.runtime.sampling.params import SamplingParams as SamplingParams
 
 # Public name -> (module, attribute; None for the module itself).
 _EXPORTS: dict[str, tuple[str, str | None]] = {
     "Bucket": ("ropeway.compiler.config", "Bucket"),
+    "CompletionDelta": ("ropeway.runtime.outputs", "CompletionDelta"),
+    "CompletionOutput": ("ropeway.runtime.outputs", "CompletionOutput"),
     "LLM": ("ropeway.runtime.llm", "LLM"),
+    "Logprob": ("ropeway.runtime.outputs", "Logprob"),
     "Pipeline": ("ropeway.compiler.pipeline.pipeline", "Pipeline"),
     "Program": ("ropeway.compiler.driver.program", "Program"),
+    "RequestOutput": ("ropeway.runtime.outputs", "RequestOutput"),
     "SamplingParams": ("ropeway.runtime.sampling.params", "SamplingParams"),
     "__version__": ("ropeway.compiler.version", "VERSION"),
     "compile": ("ropeway.compiler.driver.compile", "compile"),
@@ -40,8 +48,12 @@ _EXPORTS: dict[str, tuple[str, str | None]] = {
 __all__ = [
     "LLM",
     "Bucket",
+    "CompletionDelta",
+    "CompletionOutput",
+    "Logprob",
     "Pipeline",
     "Program",
+    "RequestOutput",
     "SamplingParams",
     "__version__",
     "compile",

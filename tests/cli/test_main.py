@@ -1,0 +1,95 @@
+"""The command as a process: help, version, mistakes; one line and the right exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropeway.compiler.version import VERSION
+
+COMMANDS = ("compile", "inspect", "generate", "chat", "opt", "bench")
+
+
+def ropeway(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("ropeway")
+    return subprocess.run(
+        [str(program), *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_version() -> None:
+    done = ropeway("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ropeway {VERSION}\n", "")
+
+
+def test_help_lists_every_command() -> None:
+    for arguments in (["--help"], []):
+        done = ropeway(*arguments)
+        assert done.returncode == 0
+        listed = [line.split()[0] for line in done.stdout.split("Commands:")[1].strip().split("\n")]
+        assert listed == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = ropeway(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"ropeway {command}" in done.stdout
+    assert "Example" in done.stdout
+
+
+def test_help_imports_no_heavy_library() -> None:
+    code = (
+        "import sys; from ropeway.compiler.cli.main import main; main(['--help']); "
+        "heavy = {'torch', 'sympy', 'numpy', 'transformers', 'tokenizers'} & sys.modules.keys(); "
+        "sys.exit(', '.join(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_misspelt_command_and_option() -> None:
+    refused(ropeway("comple"), "ropeway: error: No such command 'comple'", "'compile'", "--help")
+    refused(ropeway("inspect", "--verfy", "x"), "ropeway inspect: error: No such option", "--verfy")
+    refused(ropeway("inspect"), "Missing argument", "`ropeway inspect --help`")
+    refused(ropeway("generate", "a", "b", "--max-tokens", "many"), "--max-tokens", "many")
+
+
+def test_missing_artifact(tmp_path: Path) -> None:
+    for command in ("inspect", "chat"):
+        refused(ropeway(command, tmp_path / "none.rope"), "none.rope", "ropeway compile MODEL")
+    refused(ropeway("generate", tmp_path / "none.rope", "hi"), "none.rope")
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    done = ropeway("compile", tmp_path / "none.gguf", "-o", tmp_path / "m.rope")
+    refused(done, "none.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_is_something_else(tmp_path: Path) -> None:
+    """Refused at once, before any work."""
+    (tmp_path / "m.rope").write_text("years of work")
+    done = ropeway("compile", "whatever.gguf", "-o", tmp_path / "m.rope")
+    refused(done, "m.rope", "isn't an artifact")
+    assert (tmp_path / "m.rope").read_text() == "years of work"
+
+
+def test_bad_values(tmp_path: Path) -> None:
+    out = tmp_path / "m.rope"
+    refused(ropeway("compile", "m.gguf", "-o", out, "--dtype", "int3"), "int3", "bfloat16")
+    refused(ropeway("compile", "m.gguf", "-o", out, "--max-model-len", "0"), "max_model_len")
