@@ -1,0 +1,99 @@
+// y = act(x) W^T: packs rows of x (normalising them on the way when asked), shares panels of W over the team, and runs
+// panel_product on tiles of rows. Who packs and who computes what never changes a bit of the result.
+
+// Few rows are packed by every thread for itself: cheaper than a barrier (0.3 us) up to here.
+constexpr int64_t kPrivateRows = 8;
+
+// Rows that are multiplied with a panel before the next one is fetched: as many as keep the packed rows within half of
+// a 2 MiB L2, evened out, and at least 192 so that weights from memory are used often enough to hide their transfer.
+static int64_t chunk_rows(int64_t rows, int64_t kp, int64_t item) {
+  const int64_t most = larger<int64_t>(kGemmChunkBytes / (kp * item) / 96 * 96, 192);
+  const int64_t chunks = (rows + most - 1) / most;
+  return chunks <= 1 ? rows : round_up((rows + chunks - 1) / chunks, 96);
+}
+
+// One row of x as the micro-kernel wants it: normalised, in the operand's type, zero from k to kp.
+template <class T>
+static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, operand<T>* out) {
+  if (a.norm) {
+    const RmsNormArgs& n = *a.norm;
+    const RmsRow norm = {n.gain, n.eps, n.offset};
+    const T* residual = n.residual.data ? row<T>(n.residual, r) : nullptr;
+    T* sum = n.sum.data && write_sum ? row<T>(n.sum, r) : nullptr;
+    rms_vector<T, operand<T>>(row<T>(n.x, r), residual, sum, out, a.k, norm);
+  } else {
+    const T* x = row<T>(a.x, r);
+    if constexpr (sizeof(T) == sizeof(operand<T>)) {
+      memcpy(out, x, (size_t)a.k * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < a.k; i += W) store_some(out + i, load_some(x + i, a.k - i), a.k - i);
+    }
+  }
+  memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
+}
+
+// c holds 32 columns from `column` of W; writes those of [from, to) to rows first.. of y.
+template <class T, class Out>
+static void finish_tile(const GemmArgs& a, const float* c, int64_t first, int64_t rows, int64_t column, int64_t from, int64_t to) {
+  for (int64_t r = 0; r < rows; r++, c += kTileStride) {
+    Out* y = row<Out>(a.y, first + r) + column;
+    const Out* add = a.add.data ? row<Out>(a.add, first + r) + column : nullptr;
+    for (int64_t i = from; i < to; i += W) {
+      F v = load(c + i);
+      if (a.bias) v = v + load_some((const T*)a.bias + column + i, to - i);
+      if (add) v = round_to<Out>(v) + load_some(add + i, to - i);
+      store_some(y + i, v, to - i);
+    }
+  }
+}
+
+// Panels are shared in halves, so that an odd number of them still splits evenly.
+template <class T, class Out>
+static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<T>* x, int64_t lda, int64_t first, int64_t rows) {
+  constexpr int64_t kHalf = kPanel / 2;
+  const int64_t kp = round_up(a.k, kPanel), panels = (a.n + kPanel - 1) / kPanel;
+  const Span halves = my_part(ctx, 2 * panels);
+  alignas(64) float c[kRowsBest * kTileStride];
+  TileUnit tiles;
+  for (int64_t h = halves.begin; h < halves.end;) {
+    const int64_t p = h / 2;
+    const Columns columns = h % 2 ? Columns::high : h + 1 == halves.end ? Columns::low : Columns::all;
+    h += columns == Columns::all ? 2 : 1;
+    const T* panel = (const T*)a.weight + p * kp * kPanel;
+    const Segments<T> b = {&panel, 1, kp};
+    const int64_t from = columns == Columns::high ? kHalf : 0;
+    const int64_t to = smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, a.n - p * kPanel);
+    for (int64_t r = 0; r < rows; r += kRowsBest) {
+      const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
+      panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0, c);
+      finish_tile<T, Out>(a, c, first + r, n, p * kPanel, from, to);
+    }
+  }
+}
+
+template <class T, class Out>
+static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
+  const int64_t kp = round_up(a.k, kPanel), item = sizeof(operand<T>);
+  const bool as_it_is = !a.norm && a.k == kp && sizeof(T) == sizeof(operand<T>);
+  const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
+  const int64_t chunk = chunk_rows(a.rows, kp, item);
+  operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
+  for (int64_t first = 0; first < a.rows; first += chunk) {
+    const int64_t rows = smaller(chunk, a.rows - first);
+    if (as_it_is) {
+      multiply_share<T, Out>(ctx, a, (const operand<T>*)row<T>(a.x, first), a.x.stride, first, rows);
+      continue;
+    }
+    const Span mine = alone ? Span{0, rows} : my_part(ctx, rows);
+    if (!alone && first > 0) ctx.barrier(ctx.team, ctx.rank);  // everybody has read the last chunk
+    for (int64_t r = mine.begin; r < mine.end; r++) pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * kp);
+    if (!alone) ctx.barrier(ctx.team, ctx.rank);
+    multiply_share<T, Out>(ctx, a, packed, kp, first, rows);
+  }
+}
+
+static void gemm(const Context& ctx, const GemmArgs& a) {
+  const DType in = a.norm ? a.norm->x.dtype : a.x.dtype;
+  if (in == DType::f32) return gemm_chunks<float, float>(ctx, a);
+  a.y.dtype == DType::f32 ? gemm_chunks<bf16, float>(ctx, a) : gemm_chunks<bf16, bf16>(ctx, a);
+}

@@ -1,0 +1,93 @@
+// The micro-kernel on AMX tiles: two by two accumulators of 16 x 16, so each loaded tile is used twice.
+// f32 has no tiles and stays on vectors.
+
+// The tile registers of this thread while a kernel runs. Configured for a number of rows of `a`, released at the end:
+// a thread whose tiles are in use costs the system 8 KiB more per context switch.
+struct TileUnit {
+  int64_t rows = 0;
+
+  inline __attribute__((always_inline)) void configure(int64_t wanted) {  // 1..32
+    if (wanted == rows) return;
+    rows = wanted;
+    const int upper = (int)smaller<int64_t>(wanted, 16), lower = (int)(wanted - upper);
+    struct __attribute__((aligned(64))) Config {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    // 0..3: c (upper left, upper right, lower left, lower right); 4, 5: a; 6, 7: B
+    const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+    for (int t = 0; t < 8; t++) {
+      config.rows[t] = (uint8_t)counts[t];
+      config.bytes[t] = counts[t] ? 64 : 0;
+    }
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
+  ~TileUnit() {
+    if (rows) asm volatile("tilerelease" ::);
+  }
+};
+
+// With memory clobbers: the compiler must have finished its stores to what a tile reads.
+#define RW_TILE_LOAD(tile, base, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(base), "r"((int64_t)(stride)) : "memory")
+#define RW_TILE_STORE(tile, base, stride) \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"((int64_t)(stride)) : "memory")
+#define RW_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
+#define RW_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM>
+static void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c) {
+  const int64_t a_stride = lda * 2, lower = 16 * lda;
+  if (LEFT) RW_TILE_ZERO(0);
+  if (RIGHT) RW_TILE_ZERO(1);
+  if (LOWER && LEFT) RW_TILE_ZERO(2);
+  if (LOWER && RIGHT) RW_TILE_ZERO(3);
+  for (int64_t s = 0; s < b.count; s++) {
+    const bf16* p = b.data[s];
+    for (int64_t k = 0; k < b.k; k += 32, a += 32, p += 32 * kPanel) {
+      if (STREAM)
+        for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2);
+      if (LEFT) RW_TILE_LOAD(6, p, 128);
+      RW_TILE_LOAD(4, a, a_stride);
+      if (LEFT) RW_TILE_DOT(0, 4, 6);
+      if (RIGHT) RW_TILE_LOAD(7, p + 32, 128);
+      if (RIGHT) RW_TILE_DOT(1, 4, 7);
+      if (LOWER) RW_TILE_LOAD(5, a + lower, a_stride);
+      if (LOWER && LEFT) RW_TILE_DOT(2, 5, 6);
+      if (LOWER && RIGHT) RW_TILE_DOT(3, 5, 7);
+    }
+  }
+  const int64_t c_stride = kTileStride * 4;
+  if (LEFT) RW_TILE_STORE(0, c, c_stride);
+  if (RIGHT) RW_TILE_STORE(1, c + 16, c_stride);
+  if (LOWER && LEFT) RW_TILE_STORE(2, c + 16 * kTileStride, c_stride);
+  if (LOWER && RIGHT) RW_TILE_STORE(3, c + 16 * kTileStride + 16, c_stride);
+}
+
+template <bool LOWER, bool STREAM>
+RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns, float* c) {
+  if (columns == Columns::all) return tile_product<LOWER, true, true, STREAM>(a, lda, b, c);
+  if (columns == Columns::low) return tile_product<LOWER, true, false, false>(a, lda, b, c);
+  tile_product<LOWER, false, true, false>(a, lda, b, c);
+}
+
+constexpr int64_t kRowsBest = 32;
+
+template <class T>
+RW_INLINE void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows, Segments<T> b, Columns columns, bool stream, float* c) {
+  if constexpr (sizeof(T) == 4) {
+    vector_product<T>(a, lda, rows, b, columns, stream, c);
+  } else {
+    for (int64_t r = 0; r < rows; r += 32, stream = false) {
+      const int64_t n = smaller<int64_t>(rows - r, 32);
+      tiles.configure(n);
+      const bf16* from = a + r * lda;
+      float* to = c + r * kTileStride;
+      if (n > 16)
+        stream ? tile_columns<true, true>(from, lda, b, columns, to) : tile_columns<true, false>(from, lda, b, columns, to);
+      else
+        stream ? tile_columns<false, true>(from, lda, b, columns, to) : tile_columns<false, false>(from, lda, b, columns, to);
+    }
+  }
+}
