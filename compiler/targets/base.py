@@ -73,10 +73,6 @@ class Target(Protocol):
         """What the target takes."""
         ...
 
-    def unavailable(self) -> str | None:
-        """Why programs can't run on this machine, with the next step; None when they can."""
-        ...
-
     def lower(self, module: "Module", buckets: Sequence[Bucket]) -> Payload:
         """Turn a legalized module into payloads. Raises TargetError naming op and source line."""
         ...

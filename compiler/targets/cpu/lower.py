@@ -72,8 +72,8 @@ def lower(module: Module, buckets: Sequence[Bucket]) -> Payload:
 
 
 def max_length(module: Module) -> int:
-    """The longest request in tokens: metadata `max_model_len`."""
-    found = module.metadata.get("max_model_len")
+    """The longest request in tokens: metadata `max_model_len`, else the upper end of dim T."""
+    found = module.metadata.get("max_model_len", module.dims.get("T", (0, 0))[1])
     if not isinstance(found, int) or found <= 0:
         raise TargetError(
             f"module @{module.name} doesn't say how long a request may be (metadata "

@@ -5,11 +5,11 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ropeway.compiler.ir.graph import Op, Operand
 from ropeway.compiler.ir.types import CacheType, TensorType
 from ropeway.compiler.ir.weights import Weight
+from ropeway.compiler.ops.registry import attr
 from ropeway.compiler.targets.cpu.builder import (
     PlanBuilder,
     inner_shape,
@@ -22,10 +22,6 @@ from ropeway.compiler.targets.cpu.plan import Ref
 from ropeway.compiler.targets.cpu.views import View
 
 Lowering = Callable[[PlanBuilder, Op], None]
-
-
-def _flag(op: Op, name: str, default: Any) -> Any:
-    return op.attrs.get(name, default)
 
 
 def _flat(op: Op, view: View) -> View:
@@ -61,7 +57,7 @@ def _vectors(plan: PlanBuilder, op: Op, operands: dict[str, Ref], names: Sequenc
 
 
 def _norm_params(op: Op) -> dict[str, int | float | str]:
-    return {"eps": float(_flag(op, "eps", 1e-5)), "offset": float(_flag(op, "offset", 0.0))}
+    return {"eps": float(attr(op, "eps")), "offset": float(attr(op, "offset"))}
 
 
 def _rms_norm(plan: PlanBuilder, op: Op) -> None:
@@ -97,7 +93,7 @@ def _layer_norm(plan: PlanBuilder, op: Op) -> None:
     y = plan.result(op)
     operands = {"x": x.ref, "y": y.ref}
     _vectors(plan, op, operands, ("gain", "bias"))
-    plan.step("layer_norm", op, plan.rows_of(y), operands, {"eps": float(_flag(op, "eps", 1e-5))})
+    plan.step("layer_norm", op, plan.rows_of(y), operands, {"eps": float(attr(op, "eps"))})
 
 
 def _gemm(plan: PlanBuilder, op: Op, x: Operand, weight: Operand, operands: dict[str, Ref]) -> None:
@@ -136,7 +132,7 @@ def _glu(plan: PlanBuilder, op: Op) -> None:
     x, y = plan.dense(op, op.args[0]), plan.result(op)
     if len(x.shape) != 1:
         raise refuse(op, "a gated unit over more than one axis")
-    act = str(_flag(op, "act", "silu"))
+    act = str(attr(op, "act"))
     plan.step("glu", op, plan.rows_of(y), {"x": x.ref, "y": y.ref}, {"act": act})
 
 
@@ -157,8 +153,8 @@ def _rope(plan: PlanBuilder, op: Op) -> None:
     }
     if k is not None:
         operands |= {"k": k.ref, "k_out": plan.result(op, 1).ref}
-    rotary = int(_flag(op, "rotary_dim", int(tensor_type(op, table).shape[1])))
-    params = {"rotary_dim": rotary, "interleaved": int(bool(_flag(op, "interleaved", False)))}
+    rotary = int(attr(op, "rotary_dim"))
+    params = {"rotary_dim": rotary, "interleaved": int(bool(attr(op, "interleaved")))}
     plan.step("rope", op, "tokens", operands, params)
 
 
@@ -187,9 +183,9 @@ def _paged_attention(plan: PlanBuilder, op: Op) -> None:
         "y": plan.result(op).ref,
     }
     params: dict[str, int | float | str] = {
-        "window": int(_flag(op, "window", 0)),
-        "scale": float(_flag(op, "scale", queries.shape[-1] ** -0.5)),
-        "softcap": float(_flag(op, "softcap", 0.0)),
+        "window": int(attr(op, "window")),
+        "scale": float(attr(op, "scale")),
+        "softcap": float(attr(op, "softcap")),
     }
     plan.step("attention", op, "tokens", operands, params)
 
@@ -218,7 +214,7 @@ def _operand(plan: PlanBuilder, op: Op, operand: Operand, shape: tuple[int, ...]
 def _unary(kernel_op: str) -> Lowering:
     def lower(plan: PlanBuilder, op: Op) -> None:
         name = kernel_op
-        if op.name == "nn.gelu" and str(_flag(op, "approximate", "none")) == "tanh":
+        if op.name == "nn.gelu" and str(attr(op, "approximate")) == "tanh":
             name = "gelu_tanh"
         y = plan.result(op)
         x = _operand(plan, op, op.args[0], y.shape)
@@ -234,7 +230,7 @@ def _binary(kernel_op: str) -> Lowering:
         operands = {"a": _operand(plan, op, op.args[0], y.shape), "y": y.ref}
         if other is not None:
             operands["b"] = _operand(plan, op, other, y.shape)
-        scalar = float(_flag(op, "scalar", 0.0))
+        scalar = float(op.attrs.get("scalar", 0.0))
         params: dict[str, int | float | str] = {"scalar": scalar, "op": kernel_op}
         plan.step("binary", op, plan.rows_of(y), operands, params)
 
@@ -252,7 +248,7 @@ def _inner_axes(op: Op, kind: TensorType, axes: Sequence[int]) -> list[int]:
 def _reduce(kernel_op: str) -> Lowering:
     def lower(plan: PlanBuilder, op: Op) -> None:
         x = plan.view(op, op.args[0])
-        axes = _inner_axes(op, tensor_type(op, op.args[0]), _tuple(op.attrs["axes"]))
+        axes = _inner_axes(op, tensor_type(op, op.args[0]), _tuple(attr(op, "axes")))
         kept = [axis for axis in range(len(x.shape)) if axis not in axes]
         y = plan.result(op)
         target = _shaped(op, y, tuple(x.shape[axis] for axis in kept))
@@ -265,7 +261,7 @@ def _reduce(kernel_op: str) -> Lowering:
 
 def _softmax(plan: PlanBuilder, op: Op) -> None:
     x = plan.view(op, op.args[0])
-    (axis,) = _inner_axes(op, tensor_type(op, op.args[0]), [_integer(op.attrs["axis"])])
+    (axis,) = _inner_axes(op, tensor_type(op, op.args[0]), [_integer(attr(op, "axis"))])
     order = [*(other for other in range(len(x.shape)) if other != axis), axis]
     y = plan.result(op)
     operands = {"x": x.transpose(order).ref, "y": y.transpose(order).ref}
@@ -274,7 +270,7 @@ def _softmax(plan: PlanBuilder, op: Op) -> None:
 
 def _concat(plan: PlanBuilder, op: Op) -> None:
     y = plan.result(op)
-    (axis,) = _inner_axes(op, tensor_type(op, op.results[0]), [_integer(op.attrs["axis"])])
+    (axis,) = _inner_axes(op, tensor_type(op, op.results[0]), [_integer(attr(op, "axis"))])
     start = 0
     for operand in op.args:
         width = int(
@@ -288,9 +284,9 @@ def _concat(plan: PlanBuilder, op: Op) -> None:
 
 def _slice(plan: PlanBuilder, op: Op) -> None:
     kind = tensor_type(op, op.args[0])
-    (axis,) = _inner_axes(op, kind, [_integer(op.attrs["axis"])])
+    (axis,) = _inner_axes(op, kind, [_integer(attr(op, "axis"))])
     view = plan.view(op, op.args[0])
-    start, stop, _ = slice(_integer(op.attrs["start"]), _integer(op.attrs["stop"])).indices(
+    start, stop, _ = slice(_integer(attr(op, "start")), _integer(attr(op, "stop"))).indices(
         view.shape[axis]
     )
     plan.define(op.results[0], view.slice(axis, start, stop))
@@ -306,7 +302,8 @@ def _reshape(plan: PlanBuilder, op: Op) -> None:
 
 
 def _transpose(plan: PlanBuilder, op: Op) -> None:
-    perm = [axis % len(op.attrs["perm"]) for axis in _tuple(op.attrs["perm"])]  # type: ignore[arg-type]
+    given = _tuple(attr(op, "perm"))
+    perm = [axis % len(given) for axis in given]
     if perm[0] != 0:
         raise refuse(op, "it moves the rows to another axis")
     view = plan.view(op, op.args[0])
@@ -329,6 +326,8 @@ def _tuple(value: object) -> tuple[int, ...]:
 def _integer(value: object) -> int:
     return int(value)  # type: ignore[call-overload,no-any-return]
 
+
+_ELEMENTWISE = ("neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs")
 
 LOWERINGS: dict[str, Lowering] = {
     "nn.embedding": _embedding,

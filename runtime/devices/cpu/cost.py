@@ -1,0 +1,1 @@
+"""What one token costs on the cpu target, read off a plan."""

@@ -1,0 +1,51 @@
+"""Memory of the CPU device: anonymous mappings, which cost nothing until they are written."""
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropeway.compiler.errors import RunError
+
+
+class Region:
+    """Zeroed, page-aligned memory; large ones ask for huge pages."""
+
+    def __init__(self, size: int, what: str) -> None:
+        """Map `size` bytes. Raises RunError naming `what` when the system refuses."""
+        self.size = size
+        try:
+            self._mapping = mmap.mmap(-1, max(size, 1))
+        except (OSError, ValueError, OverflowError) as error:
+            raise RunError(
+                f"no memory for {what} ({size} bytes): {error}: lower kv_cache_memory or compile "
+                f"with smaller buckets"
+            ) from None
+        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 4 << 20:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._view = (ctypes.c_char * max(size, 1)).from_buffer(self._mapping)
+        self.address = ctypes.addressof(self._view)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The region as an array that keeps it alive."""
+        return np.frombuffer(self._view, np.uint8, self.size)
+
+    def array(self, offset: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """float32 values at a byte offset, without a copy."""
+        count = int(np.prod(shape))
+        return np.frombuffer(self._view, np.float32, count, offset).reshape(shape)
+
+
+def available_bytes() -> int:
+    """Memory that a new allocation could get, as the kernel estimates it; 0 when unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,271 @@
+"""A loaded plan: arena, caches, thread team and the native step arrays of its buckets.
+
+Contract: plans are checked before anything native is made from them. `run` is one native call.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropeway.compiler.artifact.weights import WeightFile
+from ropeway.compiler.config import Bucket
+from ropeway.compiler.errors import RunError
+from ropeway.compiler.targets.cpu.cache_layout import plane_block_bytes
+from ropeway.compiler.targets.cpu.plan import BucketPlan, Template
+from ropeway.runtime.devices.base import Float32Array, Int32Array, StepInputs
+from ropeway.runtime.devices.cpu import records
+from ropeway.runtime.devices.cpu.library import chosen_isa, load_library
+from ropeway.runtime.devices.cpu.memory import Region
+
+_SLACK = 4096  # bytes after the arena that a kernel's prefetch may touch
+_FAULTS = (
+    "none",
+    "counts",
+    "ids",
+    "positions",
+    "rows",
+    "query_start",
+    "lengths",
+    "slots",
+    "block_table",
+    "groups",
+    "bucket",
+    "no cache",
+)
+_COUNTS = ("tokens", "requests", "rows")
+
+
+class Team:
+    """Threads that persist from step to step; the caller is one of them."""
+
+    def __init__(self, size: int) -> None:
+        """Start size - 1 threads. Raises RunError when the system refuses."""
+        self.size = size
+        self._library = load_library()
+        self.handle = self._library.rw_team_create(size)
+        if not self.handle:
+            raise RunError(f"can't start {size} threads: lower num_threads")
+        self._free = weakref.finalize(self, self._library.rw_team_destroy, self.handle)
+
+    def run(self, task: int, argument: int) -> None:
+        """Call the native function at address `task` with (argument, rank, size) on each thread."""
+        self._library.rw_team_run(self.handle, task, argument)
+
+    def close(self) -> None:
+        """Stop the threads; a second call does nothing."""
+        self._free()
+
+
+@dataclass(slots=True)
+class CacheMemory:
+    """The KV blocks of every layer: a K plane and a V plane per cache."""
+
+    blocks: int
+    keys: list[Region]
+    values: list[Region]
+
+    @classmethod
+    def allocate(cls, template: Template, blocks: int) -> "CacheMemory":
+        """Zeroed planes. Raises RunError when they don't fit."""
+        what = f"{blocks} KV blocks"
+        keys, values = [], []
+        for slot in template.caches:
+            key = plane_block_bytes(slot.heads, slot.key_dim, slot.dtype)
+            value = plane_block_bytes(slot.heads, slot.value_dim, slot.dtype)
+            keys.append(Region(blocks * key, what))
+            values.append(Region(blocks * value, what))
+        return cls(blocks, keys, values)
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(region.size for region in (*self.keys, *self.values))
+
+
+class Program:
+    """The native program of a template and its buckets."""
+
+    def __init__(
+        self,
+        template: Template,
+        plans: Mapping[Bucket, BucketPlan],
+        weights: WeightFile,
+        team: Team,
+        isa: str | None = None,
+    ) -> None:
+        """Bind every bucket. Template and plans are checked ones; `isa` forces a kernel set."""
+        self.template = template
+        self.plans = plans
+        self.team = team
+        self.isa = chosen_isa(isa)
+        self.groups = 1 + max((cache.group for cache in template.caches), default=-1)
+        arena_bytes = max((plan.arena_bytes for plan in plans.values()), default=0)
+        self.arena = Region(arena_bytes + _SLACK, "the arena")
+        self._weights = weights
+        self._library = load_library()
+        self._caches: CacheMemory | None = None
+        self._handle = self._create()
+        self._free = weakref.finalize(self, self._library.rw_program_destroy, self._handle)
+        self._numbers = {bucket: self._add(plan) for bucket, plan in plans.items()}
+        self._logits_row = template.buffers[template.logits.index].row_bytes // 4
+        self._report = records.RunReport()
+
+    def _create(self) -> int:
+        template = self.template
+        row_bytes = (ctypes.c_int64 * len(template.buffers))(
+            *(buffer.row_bytes for buffer in template.buffers)
+        )
+        spec = records.ProgramSpec(
+            steps=records.pack_steps(template),
+            weights=records.pack_weights(template, self._weights),
+            caches=records.pack_caches(template),
+            row_bytes=row_bytes,
+            step_count=len(template.steps),
+            weight_count=len(template.weights),
+            cache_count=len(template.caches),
+            buffer_count=len(template.buffers),
+            max_length=template.max_length,
+            groups=self.groups,
+            arena=self.arena.address,
+        )
+        handle: int | None = self._library.rw_program_create(
+            self.team.handle, ctypes.byref(spec), self.isa.encode()
+        )
+        if not handle:
+            raise RunError("out of memory for the program: close other programs and load again")
+        return handle
+
+    def _add(self, plan: BucketPlan) -> int:
+        bucket = plan.bucket
+        offsets = (ctypes.c_int64 * len(plan.offsets))(*plan.offsets)
+        number: int = self._library.rw_program_add_bucket(
+            self._handle, bucket.tokens, bucket.requests, bucket.rows, offsets
+        )
+        if number < 0:
+            raise RunError(
+                f"out of memory for the scratch space of bucket {bucket.name}: compile with "
+                f"smaller buckets"
+            )
+        return number
+
+    def set_caches(self, caches: CacheMemory) -> None:
+        """Use these KV blocks from the next step on."""
+        pointers = ctypes.c_void_p * len(caches.keys)
+        keys = pointers(*(region.address for region in caches.keys))
+        values = pointers(*(region.address for region in caches.values))
+        self._library.rw_program_set_caches(self._handle, keys, values, caches.blocks)
+        self._caches = caches
+
+    @property
+    def caches(self) -> CacheMemory | None:
+        """The KV blocks in use."""
+        return self._caches
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks in every layer. Raises RunError for a block that isn't there."""
+        blocks = self._caches.blocks if self._caches else 0
+        flat = [block for pair in pairs for block in pair]
+        if any(not 0 <= block < blocks for block in flat):
+            raise RunError(f"copy_blocks {list(pairs)}: there are blocks 0..{blocks - 1}")
+        if flat:
+            packed = (ctypes.c_int64 * len(flat))(*flat)
+            self._library.rw_program_copy_blocks(self._handle, packed, len(pairs))
+
+    def run(
+        self,
+        bucket: Bucket,
+        inputs: StepInputs,
+        steps: int = -1,
+        stamps: "ctypes.Array[ctypes.c_int64] | None" = None,
+    ) -> None:
+        """Run the first `steps` plan steps (all when negative).
+
+        `stamps` of len(steps) + 1 entries receives the start and each step's end in nanoseconds.
+        Raises RunError naming the input that points outside the bucket, a table or the caches.
+        """
+        data, kept = _step_data(inputs)
+        number = self._numbers.get(bucket, -1)
+        self._library.rw_program_run(
+            self._handle, number, ctypes.byref(data), steps, stamps, ctypes.byref(self._report)
+        )
+        del kept  # the arrays had to live until here
+        if self._report.fault:
+            raise _fault(bucket, self._report)
+
+    def logits(self, bucket: Bucket, rows: int) -> Float32Array:
+        """The logits of the last step, [rows, V], as they lie in the arena."""
+        ref = self.template.logits
+        offset = self.plans[bucket].offsets[ref.index]
+        matrix = self.arena.array(offset, (rows, self._logits_row))
+        first = ref.offset // 4
+        return matrix[:, first : first + ref.width]
+
+    def close(self) -> None:
+        """Free the native program; the arena and caches go with the last view of them."""
+        self._free()
+        self._caches = None
+
+
+def _step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
+    """The native form of the inputs, and what has to stay alive while it is used."""
+    kept: list[object] = []
+
+    def address(values: Int32Array) -> int:
+        array = np.ascontiguousarray(values, np.int32)
+        kept.append(array)
+        found: int = array.ctypes.data
+        return found
+
+    tokens, requests, rows = inputs.counts
+    _check_lengths(inputs, tokens, requests)
+    groups = len(inputs.slots)
+    pointers = ctypes.c_void_p * groups
+    data = records.StepData(
+        tokens=tokens,
+        requests=requests,
+        rows=rows,
+        ids=address(inputs.ids),
+        positions=address(inputs.positions),
+        row_index=address(inputs.rows),
+        query_start=address(inputs.query_start),
+        lengths=address(inputs.lengths),
+        slots=pointers(*(address(slots) for slots in inputs.slots)),
+        block_tables=pointers(*(address(table) for table in inputs.block_tables)),
+        table_widths=(ctypes.c_int64 * groups)(*(t.shape[1] for t in inputs.block_tables)),
+        groups=groups,
+    )
+    return data, kept
+
+
+def _check_lengths(inputs: StepInputs, tokens: int, requests: int) -> None:
+    """Array lengths, which the native side can't see."""
+    per_token = [inputs.positions, *inputs.slots]
+    if any(array.shape != (tokens,) for array in per_token):
+        raise RunError(f"{tokens} ids with positions and slots of {[a.shape for a in per_token]}")
+    if inputs.query_start.shape != (requests + 1,) or inputs.ids.ndim != 1 or inputs.rows.ndim != 1:
+        raise RunError(f"{requests} lengths with query_start of {inputs.query_start.shape}")
+    tables = [table.shape for table in inputs.block_tables]
+    if len(tables) != len(inputs.slots) or any(
+        len(shape) != 2 or shape[0] != requests for shape in tables
+    ):
+        raise RunError(f"{requests} requests in {len(inputs.slots)} groups with tables of {tables}")
+
+
+def _fault(bucket: Bucket, report: records.RunReport) -> RunError:
+    name = _FAULTS[report.fault]
+    if name == "no cache":
+        return RunError("the KV blocks aren't allocated: call allocate() first")
+    if name == "bucket":
+        return RunError(f"no bucket {bucket.name} in this program")
+    if name == "counts":
+        what = _COUNTS[report.where]
+        return RunError(
+            f"{report.value} {what} in bucket {bucket.name}, which takes {report.limit}"
+        )
+    return RunError(
+        f"step input {name}[{report.where}] of cache group {report.group} is {report.value}, "
+        f"outside 0..{report.limit}: a fault of the scheduler, please report it"
+    )
