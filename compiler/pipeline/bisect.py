@@ -8,7 +8,7 @@ agree is taken to be sound. Weights and inputs are random but fixed by `seed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,9 @@ from ropeway.compiler.pipeline.base import Numerics, Pass, PassContext
 from ropeway.compiler.pipeline.pipeline import Pipeline, run_pass
 from ropeway.compiler.pipeline.probe import Probe
 from ropeway.compiler.pipeline.spec import print_pass
+
+LOSSY_LIMIT = 0.1
+"""How far logits may move once a LOSSY pass has run, relative to the largest."""
 
 Kind = Literal["error", "verification", "numerics"]
 
@@ -99,14 +102,10 @@ def _compare(probe: Probe, module: Module, passes: Sequence[Pass]) -> str | None
     lossy = any(item.numerics is Numerics.LOSSY for item in passes)
     exact = all(item.numerics is Numerics.EXACT for item in passes)
     limit = 0.0 if exact else LOSSY_LIMIT if lossy else probe.tolerance
-    check: Callable[[Module], float] = probe.error
     try:
-        error = check(module)
+        error = probe.error(module)
     except Exception as failure:  # an interpreter that fails on the state is a finding too
         return f"{type(failure).__name__}: {failure}"
     if error <= limit:
         return None
     return f"logits are off by {error:.2e} of their largest value, allowed are {limit:.2e}"
-
-
-LOSSY_LIMIT = 0.1
