@@ -93,7 +93,8 @@ def _rope_qk(call: Call) -> Results:
 
 def _glu(call: Call) -> Results:
     raw = call.raw("gate_up")
-    gate, up = raw.float().chunk(2, dim=-1)
+    # Contiguous, as an op of its own would see them: torch's strided loops round otherwise.
+    gate, up = (half.contiguous() for half in raw.float().chunk(2, dim=-1))
     return [rounded(activate(gate, call.word("act")), raw) * up]
 
 
