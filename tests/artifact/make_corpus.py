@@ -25,7 +25,7 @@ from support.tiny_checkpoint import make_checkpoint  # noqa: E402
 CORPUS = HERE / "corpus"
 NEW_TOKENS = 12
 LEAD = 0.004  # of the largest logit; float32 rounding moves logits by some 1e-6 of it
-PROMPTS = ["a", "Ropeways", "the cabin climbs", "0123456789", "up the hill, step by step: " * 2]
+PROMPTS = ["a", "b", "Ropeways", "the cabin", "0123456789", "up the hill", "step by step", "x" * 40]
 
 
 def main() -> int:
