@@ -45,8 +45,8 @@ setup: $(SETUP)
 .venv/.kernels: $(KERNELS) setup.py .venv/.installed
 	@echo "building the native kernels"
 	@$(BIN)/python setup.py --quiet build_ext --inplace > .venv/kernels.log 2>&1 || true
-	@test -n "$$(find runtime -name '_kernels*.so' -newer .venv/.installed)" \
-		|| { cat .venv/kernels.log; echo "the kernels didn't build: see above"; exit 1; }
+	@built=$$(ls runtime/_kernels*.so 2>/dev/null | head -1); \
+		test -n "$$built" && test -z "$$(find $(KERNELS) -newer "$$built")" || { cat .venv/kernels.log; echo "the kernels didn't build: see above"; exit 1; }
 	@touch $@
 
 $(GGUF): | .venv/.installed
