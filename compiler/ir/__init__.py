@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         substitute,
         symbol,
     )
-    from ropeway.compiler.ir.fingerprint import fingerprint
     from ropeway.compiler.ir.graph import Function, Input, Module, Op, Operand, Value
     from ropeway.compiler.ir.parser import parse_module, parse_type
     from ropeway.compiler.ir.printer import print_function, print_module, print_op
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "attrs": ("Attr",),
     "dims": ("Dim", "parse_dim", "print_dim", "same", "substitute", "symbol"),
-    "fingerprint": ("fingerprint",),
     "graph": ("Function", "Input", "Module", "Op", "Operand", "Value"),
     "parser": ("parse_module", "parse_type"),
     "printer": ("print_function", "print_module", "print_op"),
@@ -58,7 +56,6 @@ __all__ = [
     "Weight",
     "WeightExpr",
     "apply",
-    "fingerprint",
     "parse_dim",
     "parse_module",
     "parse_type",

@@ -118,23 +118,13 @@ def _print(value: sympy.Expr) -> str:
     terms = sorted((_term(term) for term in sympy.Add.make_args(value)), key=lambda t: t[0])
     text = ""
     for _, coefficient, factors in terms:
-        body = "*".join(factors)
         size = abs(coefficient)
-        if not body:
-            body = str(size)
-        elif size != 1:
-            body = f"{size}*{_grouped(body) if len(factors) == 1 else body}"
-        sign = "-" if coefficient < 0 else "+"
+        body = "*".join(factors if size == 1 and factors else [str(size), *factors])
         if text:
-            text += f" {sign} {body}"
+            text += f" {'-' if coefficient < 0 else '+'} {body}"
         else:
-            text = f"-{_grouped(body)}" if coefficient < 0 else body
+            text = f"-{body}" if coefficient < 0 else body
     return text
-
-
-def _grouped(body: str) -> str:
-    """A floor division inside a product needs its own parentheses."""
-    return f"({body})" if "//" in body and not body.startswith("(") else body
 
 
 def _term(term: sympy.Expr) -> tuple[tuple[int, list[str]], int, list[str]]:
@@ -153,7 +143,8 @@ def _term(term: sympy.Expr) -> tuple[tuple[int, list[str]], int, list[str]]:
         degree += int(power)
         bases.append((_print_base(base), int(power), base.is_Symbol))
     bases.sort()
-    alone = len(bases) == 1 and bases[0][1] == 1
+    # Only a floor division that is a whole term needs no parentheses of its own.
+    alone = len(bases) == 1 and bases[0][1] == 1 and coefficient == 1
     factors = [
         (text if plain or alone else f"({text})") + (f"**{power}" if power > 1 else "")
         for text, power, plain in bases
@@ -165,7 +156,7 @@ def _term(term: sympy.Expr) -> tuple[tuple[int, list[str]], int, list[str]]:
 
 def _print_base(base: sympy.Expr) -> str:
     if isinstance(base, sympy.Symbol):
-        return str(base.name)
+        return str(canonical(base).name)
     if isinstance(base, sympy.floor):
         numerator, denominator = sympy.fraction(sympy.together(base.args[0]))
         if denominator.is_Integer:
