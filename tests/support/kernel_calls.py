@@ -1,13 +1,14 @@
-"""Calls single native kernels: the argument structs of runtime/kernels/kernels.h, mirrored in ctypes.
+"""Calls single native kernels: the structs of runtime/kernels/kernels.h, mirrored in ctypes.
 
-bf16 matrices are numpy uint16 arrays; `to_bf16` rounds to nearest even, `from_bf16` widens. Buffers are
-made by `fresh`, which fills them with NaN, so that whatever a kernel leaves unwritten shows.
+bf16 matrices are numpy uint16 arrays; `to_bf16` rounds to nearest even, `from_bf16` widens.
+Buffers are made by `fresh`, which fills them with NaN, so what a kernel leaves unwritten shows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ _NUMPY = {
     I64: np.int64,
     BOOL: np.bool_,
 }
-UNARY = ["copy", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid"]  # fmt: skip
+UNARY = [
+    "copy", "neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs", "silu", "gelu", "gelu_tanh", "relu",
+    "tanh", "sigmoid",
+]  # fmt: skip
 BINARY = ["add", "sub", "mul", "div", "pow", "max", "min"]
 
 
@@ -41,9 +45,9 @@ class RmsNormArgs(ctypes.Structure):
     """rms_norm, and the prologue of gemm."""
 
     _fields_ = [
-        ("rows", c_int64), ("heads", c_int64), ("width", c_int64),
-        ("x", View), ("residual", View), ("sum", View), ("y", View),
-        ("gain", c_void_p), ("eps", c_float), ("offset", c_float),
+        ("rows", c_int64), ("heads", c_int64), ("width", c_int64), ("x", View),
+        ("residual", View), ("sum", View), ("y", View), ("gain", c_void_p), ("eps", c_float),
+        ("offset", c_float),
     ]  # fmt: skip
 
 
@@ -51,8 +55,8 @@ class LayerNormArgs(ctypes.Structure):
     """layer_norm."""
 
     _fields_ = [
-        ("rows", c_int64), ("width", c_int64), ("x", View), ("y", View),
-        ("gain", c_void_p), ("bias", c_void_p), ("eps", c_float),
+        ("rows", c_int64), ("width", c_int64), ("x", View), ("y", View), ("gain", c_void_p),
+        ("bias", c_void_p), ("eps", c_float),
     ]  # fmt: skip
 
 
@@ -60,8 +64,9 @@ class GemmArgs(ctypes.Structure):
     """gemm."""
 
     _fields_ = [
-        ("rows", c_int64), ("n", c_int64), ("k", c_int64), ("x", View), ("y", View), ("add", View),
-        ("weight", c_void_p), ("bias", c_void_p), ("norm", ctypes.POINTER(RmsNormArgs)), ("epilogue", c_int32),
+        ("rows", c_int64), ("n", c_int64), ("k", c_int64), ("x", View), ("y", View),
+        ("add", View), ("weight", c_void_p), ("bias", c_void_p),
+        ("norm", ctypes.POINTER(RmsNormArgs)), ("epilogue", c_int32),
     ]  # fmt: skip
 
 
@@ -76,8 +81,9 @@ class RopeArgs(ctypes.Structure):
 
     _fields_ = [
         ("rows", c_int64), ("q_heads", c_int32), ("k_heads", c_int32), ("head_dim", c_int32),
-        ("rotary_dim", c_int32), ("interleaved", c_bool), ("q", View), ("k", View), ("q_out", View),
-        ("k_out", View), ("positions", c_void_p), ("table", c_void_p), ("table_stride", c_int64),
+        ("rotary_dim", c_int32), ("interleaved", c_bool), ("q", View), ("k", View),
+        ("q_out", View), ("k_out", View), ("positions", c_void_p), ("table", c_void_p),
+        ("table_stride", c_int64),
     ]  # fmt: skip
 
 
@@ -94,12 +100,8 @@ class GatherRowsArgs(ctypes.Structure):
     """gather_rows."""
 
     _fields_ = [
-        ("rows", c_int64),
-        ("width", c_int64),
-        ("x", View),
-        ("y", View),
-        ("index", c_void_p),
-    ]
+        ("rows", c_int64), ("width", c_int64), ("x", View), ("y", View), ("index", c_void_p),
+    ]  # fmt: skip
 
 
 class Strided(ctypes.Structure):
@@ -112,20 +114,17 @@ class UnaryArgs(ctypes.Structure):
     """unary."""
 
     _fields_ = [
-        ("dims", c_int32),
-        ("shape", c_int64 * MAX_DIMS),
-        ("x", Strided),
-        ("y", Strided),
+        ("dims", c_int32), ("shape", c_int64 * MAX_DIMS), ("x", Strided), ("y", Strided),
         ("op", c_int32),
-    ]
+    ]  # fmt: skip
 
 
 class BinaryArgs(ctypes.Structure):
     """binary."""
 
     _fields_ = [
-        ("dims", c_int32), ("shape", c_int64 * MAX_DIMS), ("a", Strided), ("b", Strided), ("y", Strided),
-        ("scalar", c_float), ("op", c_int32),
+        ("dims", c_int32), ("shape", c_int64 * MAX_DIMS), ("a", Strided), ("b", Strided),
+        ("y", Strided), ("scalar", c_float), ("op", c_int32),
     ]  # fmt: skip
 
 
@@ -133,8 +132,8 @@ class ReduceArgs(ctypes.Structure):
     """reduce."""
 
     _fields_ = [
-        ("dims", c_int32), ("reduced", c_int32), ("shape", c_int64 * MAX_DIMS),
-        ("x", Strided), ("y", Strided), ("op", c_int32),
+        ("dims", c_int32), ("reduced", c_int32), ("shape", c_int64 * MAX_DIMS), ("x", Strided),
+        ("y", Strided), ("op", c_int32),
     ]  # fmt: skip
 
 
@@ -154,8 +153,9 @@ class KvWriteArgs(ctypes.Structure):
     """kv_write."""
 
     _fields_ = [
-        ("tokens", c_int64), ("kv_heads", c_int32), ("head_dim", c_int32), ("v_head_dim", c_int32), ("dtype", c_int32),
-        ("k", View), ("v", View), ("k_cache", CachePlane), ("v_cache", CachePlane), ("slots", c_void_p),
+        ("tokens", c_int64), ("kv_heads", c_int32), ("head_dim", c_int32),
+        ("v_head_dim", c_int32), ("dtype", c_int32), ("k", View), ("v", View),
+        ("k_cache", CachePlane), ("v_cache", CachePlane), ("slots", c_void_p),
     ]  # fmt: skip
 
 
@@ -164,9 +164,10 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = [
         ("tokens", c_int64), ("requests", c_int64), ("heads", c_int32), ("kv_heads", c_int32),
-        ("head_dim", c_int32), ("v_head_dim", c_int32), ("dtype", c_int32), ("scale", c_float), ("softcap", c_float),
-        ("window", c_int32), ("q", View), ("y", View), ("k_cache", CachePlane), ("v_cache", CachePlane),
-        ("block_table", c_void_p), ("table_stride", c_int64), ("query_start", c_void_p), ("lengths", c_void_p),
+        ("head_dim", c_int32), ("v_head_dim", c_int32), ("dtype", c_int32), ("scale", c_float),
+        ("softcap", c_float), ("window", c_int32), ("q", View), ("y", View),
+        ("k_cache", CachePlane), ("v_cache", CachePlane), ("block_table", c_void_p),
+        ("table_stride", c_int64), ("query_start", c_void_p), ("lengths", c_void_p),
     ]  # fmt: skip
 
 
@@ -178,15 +179,17 @@ class Reading(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The package's native library, or None where it wasn't built."""
-    found = sorted(Path(ropeway.runtime.__file__).parent.glob("_kernels*.so"))
+    """The package's native library (ROPEWAY_KERNELS: another build of it), or None without one."""
+    built = Path(ropeway.runtime.__file__).parent.glob("_kernels*.so")
+    found = [os.environ["ROPEWAY_KERNELS"]] if "ROPEWAY_KERNELS" in os.environ else sorted(built)
     if not found:
         return None
     lib = ctypes.CDLL(str(found[0]))
     lib.ropeway_kernel_levels.restype = ctypes.c_char_p
     lib.ropeway_kernel_run.restype = ctypes.c_double
     lib.ropeway_kernel_run.argtypes = [
-        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, c_void_p, c_int64, c_int64, c_int64, ctypes.c_int,
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, c_void_p, c_int64, c_int64, c_int64,
+        ctypes.c_int,
     ]  # fmt: skip
     lib.ropeway_checksum_words.restype = ctypes.c_uint64
     lib.ropeway_checksum_words.argtypes = [c_void_p, ctypes.c_uint64, ctypes.c_uint64]
@@ -203,8 +206,9 @@ def run(
     level: str,
     kernel: str,
     args: Any,
+    *,
     threads: int = 1,
-    max_length: int = 1 << 15,
+    max_length: int = 32768,
     repeats: int = 1,
 ) -> float:
     """Runs a struct, or a list of structs one after the other; returns the best time in seconds."""
