@@ -105,7 +105,7 @@ ScratchNeed Program::scratch_need(BoundStep& step, const BucketRecord& bucket) c
 }
 
 void Program::set_caches(void* const* keys, void* const* values, int64_t blocks) {
-    for (size_t i = 0; i < caches_.size(); ++i) {
+    for (size_t i = 0; i < caches_.size() && blocks > 0; ++i) {
         const CacheRecord& cache = caches_[i];
         const auto dtype = static_cast<DType>(cache.dtype);
         keys_[i] = {keys[i], cache_block_bytes(cache.heads, cache.key_dim, dtype)};

@@ -6,7 +6,6 @@ Contract: plans are checked before anything native is made from them. `run` is o
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,30 +58,40 @@ class Team:
         self._free()
 
 
-@dataclass(slots=True)
 class CacheMemory:
-    """The KV blocks of every layer: a K plane and a V plane per cache."""
+    """The KV blocks of every layer: per cache a K plane and a V plane of `blocks` blocks."""
 
-    blocks: int
-    keys: list[Region]
-    values: list[Region]
+    def __init__(self, region: Region, blocks: int, planes: Sequence[tuple[int, int]]) -> None:
+        """`planes` are (offset in the region, bytes of a block): K and V of each cache in turn."""
+        self.blocks = blocks
+        self._region = region
+        self._planes = planes
 
     @classmethod
     def allocate(cls, template: Template, blocks: int) -> "CacheMemory":
         """Zeroed planes. Raises RunError when they don't fit."""
-        what = f"{blocks} KV blocks"
-        keys, values = [], []
+        planes, size = [], 0
         for slot in template.caches:
-            key = plane_block_bytes(slot.heads, slot.key_dim, slot.dtype)
-            value = plane_block_bytes(slot.heads, slot.value_dim, slot.dtype)
-            keys.append(Region(blocks * key, what))
-            values.append(Region(blocks * value, what))
-        return cls(blocks, keys, values)
+            for dim in (slot.key_dim, slot.value_dim):
+                block = plane_block_bytes(slot.heads, dim, slot.dtype)
+                planes.append((size, block))
+                size += blocks * block
+        return cls(Region(size, f"{blocks} KV blocks"), blocks, planes)
 
     @property
     def size(self) -> int:
         """Bytes in all."""
-        return sum(region.size for region in (*self.keys, *self.values))
+        return self._region.size
+
+    def addresses(self, plane: int) -> list[int]:
+        """Where plane 0 (K) or 1 (V) of each cache starts."""
+        return [self._region.address + offset for offset, _ in self._planes[plane::2]]
+
+    def fill(self, byte: int) -> None:
+        """Set every byte of every block but the null block, for the self-check."""
+        for offset, block in self._planes:
+            start = self._region.address + offset + block
+            ctypes.memset(start, byte, (self.blocks - 1) * block)
 
 
 class Program:
@@ -151,11 +160,14 @@ class Program:
             )
         return number
 
-    def set_caches(self, caches: CacheMemory) -> None:
-        """Use these KV blocks from the next step on."""
-        pointers = ctypes.c_void_p * len(caches.keys)
-        keys = pointers(*(region.address for region in caches.keys))
-        values = pointers(*(region.address for region in caches.values))
+    def set_caches(self, caches: CacheMemory | None) -> None:
+        """Use these KV blocks from the next step on; without any, no step runs."""
+        if caches is None:
+            self._library.rw_program_set_caches(self._handle, None, None, 0)
+            self._caches = None
+            return
+        pointers = ctypes.c_void_p * len(self.template.caches)
+        keys, values = pointers(*caches.addresses(0)), pointers(*caches.addresses(1))
         self._library.rw_program_set_caches(self._handle, keys, values, caches.blocks)
         self._caches = caches
 
