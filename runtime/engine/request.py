@@ -108,6 +108,11 @@ class Choice:
         """How many tokens were sampled so far."""
         return self.num_tokens - self.request.prompt_tokens
 
+    @property
+    def open(self) -> bool:
+        """Whether its end is still owed."""
+        return self.state is not State.FINISHED and not self.aborted
+
     def reserve(self) -> None:
         """Make room for the output; cheap to call again."""
         if len(self.tokens) < self.request.total_tokens:

@@ -53,16 +53,21 @@ class StepPlan:
     held: list[int] = field(default_factory=list)
     tokens: int = 0
     rows: int = 0
+    scored: int = 0  # of the rows
     samples: int = 0
-    bucket: Bucket | None = None
+    bucket: Bucket = field(init=False)  # set once the plan is complete
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a committed step did for one sequence."""
+    """What a committed step did for one sequence; `draw` is the index of its draw, -1 without.
+
+    A draw that failed (token below 0) ends the sequence with an error.
+    """
 
     seq: Choice
     token: int | None
+    draw: int = -1
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
 
@@ -132,6 +137,13 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. RequestError when it could never run; nothing has changed then."""
+        self.check_request(request)
+        seq = Choice(request)
+        self._live[request.request_id] = [seq]
+        heappush(self._waiting, (seq.key, seq))
+
+    def check_request(self, request: Request) -> None:
+        """Raises RequestError when the request could never run."""
         if request.request_id in self._live:
             raise RequestError("request_id", f"{request.request_id!r} is already running")
         if request.prompt_tokens == 0:
@@ -150,9 +162,6 @@ class Scheduler:
                 f"prompt and output need {needed} tokens of KV cache, which holds only "
                 f"{self.capacity_tokens}: lower max_tokens or raise kv_cache_memory",
             )
-        seq = Choice(request)
-        self._live[request.request_id] = [seq]
-        heappush(self._waiting, (seq.key, seq))
 
     def abort(self, request_id: str) -> bool:
         """End a request now; False when it isn't live. Its blocks come back at once, or with the
@@ -238,19 +247,21 @@ class Scheduler:
             samples = 1 + seq.forks
         plan.chunks.append(Chunk(seq, start, count, scored, samples))
         plan.tokens += count
+        plan.scored += scored[1] - scored[0]
         plan.rows += scored[1] - scored[0] + (samples > 0)
         plan.samples += samples
         return True
 
     def _score(self, seq: Choice, count: int, rows: int) -> tuple[int, tuple[int, int]]:
-        """Cut a chunk to the rows left, one of which its last token may want to sample from."""
+        """Cut a chunk to the rows left, one of which the last token wants to be drawn from."""
         first = max(seq.num_computed, seq.rows_done)
         last = seq.request.prompt_tokens - 1
         if first >= last:
             return count, (0, 0)
         stop = min(seq.num_computed + count, last)
-        if stop - first + 1 > rows:
-            stop = first + max(1, rows - 1)
+        draws = seq.num_computed + count == seq.num_tokens
+        if stop - first + draws > rows:
+            stop = first + max(1, rows - draws)
             count = stop - seq.num_computed
         return count, (first, stop)
 
@@ -262,7 +273,7 @@ class Scheduler:
         """
         if seq.shared:
             index = seq.num_computed // self._block_size
-            while index < len(seq.blocks) and self.pool.references(seq.blocks[index]) > 1:
+            while index < len(seq.blocks) and self._sharers(seq.blocks[index], plan) > 1:
                 if self.pool.available:
                     self._copy_on_write(seq, index, plan)
                 elif not self._preempt_below(seq):
@@ -276,6 +287,11 @@ class Scheduler:
             elif not self._preempt_below(seq):
                 return False
         return True
+
+    def _sharers(self, block: int, plan: StepPlan) -> int:
+        """Sequences that hold `block`. The plan's own holds don't count: its copies run before
+        anybody writes."""
+        return self.pool.references(block) - plan.held.count(block)
 
     def _copy_on_write(self, seq: Choice, index: int, plan: StepPlan) -> None:
         source, block = seq.blocks[index], self.pool.allocate()
@@ -375,8 +391,7 @@ class Scheduler:
         cursor = 0
         for chunk in plan.chunks:
             seq = chunk.seq
-            drawn = tokens[cursor : cursor + chunk.samples]
-            cursor += chunk.samples
+            first, cursor = cursor, cursor + chunk.samples
             seq.in_flight = False
             if seq.aborted:
                 self._drop(seq)
@@ -385,10 +400,10 @@ class Scheduler:
             seq.rows_done = max(seq.rows_done, chunk.scored[1])
             if seq.num_computed // self._block_size > seq.published:
                 publish_blocks(self.pool, seq, self._block_size, self._digest)
-            if drawn:
-                self._append(seq, drawn, progress)
+            if chunk.samples:
+                self._append(seq, tokens[first:cursor], first, progress)
             elif not seq.request.samples and seq.num_computed == seq.num_tokens:
-                self._finish(seq, Progress(seq, None, "length"), progress)
+                self._finish(Progress(seq, None, -1, "length"), progress)
         return progress
 
     def abandon(self, plan: StepPlan) -> None:
@@ -402,18 +417,23 @@ class Scheduler:
             else:
                 self._preempt(chunk.seq)
 
-    def _append(self, seq: Choice, drawn: Sequence[int], progress: list[Progress]) -> None:
+    def _append(
+        self, seq: Choice, drawn: Sequence[int], first: int, progress: list[Progress]
+    ) -> None:
         children = self._fork(seq, len(drawn) - 1) if len(drawn) > 1 else ()
-        for child, token in zip((seq, *children), drawn, strict=True):
+        for draw, (child, token) in enumerate(zip((seq, *children), drawn, strict=True), first):
+            if token < 0:
+                self._finish(Progress(child, None, draw, "error"), progress)
+                continue
             child.append(token)
             request = child.request
             if token in request.stop_ids:
                 shown = token if request.stop_ids[token] else None
-                self._finish(child, Progress(child, token, "stop", shown), progress)
+                self._finish(Progress(child, token, draw, "stop", shown), progress)
             elif child.num_tokens >= request.total_tokens:
-                self._finish(child, Progress(child, token, "length"), progress)
+                self._finish(Progress(child, token, draw, "length"), progress)
             else:
-                progress.append(Progress(child, token))
+                progress.append(Progress(child, token, draw))
 
     def _fork(self, seq: Choice, count: int) -> list[Choice]:
         """Choices 1..count of a request whose prompt is done; all share its blocks.
@@ -443,9 +463,9 @@ class Scheduler:
             insort(self._running, child, key=_key)
         return children
 
-    def _finish(self, seq: Choice, end: Progress, progress: list[Progress]) -> None:
-        self._drop(seq)
-        self._forget(seq)
+    def _finish(self, end: Progress, progress: list[Progress]) -> None:
+        self._drop(end.seq)
+        self._forget(end.seq)
         progress.append(end)
 
     def _drop(self, seq: Choice) -> None:

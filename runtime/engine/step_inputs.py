@@ -56,7 +56,7 @@ def _ids(plan: StepPlan) -> np.ndarray:
 
 
 def _rows(plan: StepPlan, query_start: np.ndarray) -> np.ndarray:
-    if plan.rows == plan.samples == len(plan.chunks):
+    if plan.rows == len(plan.chunks) and plan.scored == 0:
         return query_start[1:] - 1
     rows: list[int] = []
     end = 0

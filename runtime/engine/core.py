@@ -1,0 +1,280 @@
+"""The engine core: plan, submit, sample, commit, one step a call.
+
+Contract: only token ids, no text. The core is driven by one thread at a time. A request is checked
+whole when it is added; after that nothing it says can fail the step of another. When the device
+fails, every request ends with an error and all blocks come back, before the error is raised.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropeway.compiler.errors import RequestError, RunError
+from ropeway.runtime.devices.base import Device
+from ropeway.runtime.engine.block_pool import BlockPool
+from ropeway.runtime.engine.block_tables import BlockTables
+from ropeway.runtime.engine.limits import StepLimits
+from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
+from ropeway.runtime.engine.request import FinishReason, Request
+from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, token_logprobs
+from ropeway.runtime.engine.scheduler import Progress, Scheduler, StepPlan
+from ropeway.runtime.engine.step_inputs import build_step_inputs
+from ropeway.runtime.sampling.batch import SampleResult
+
+
+class EngineCore:
+    """Continuous batching over one device."""
+
+    def __init__(
+        self,
+        device: Device,
+        limits: StepLimits,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_ids: Sequence[int] = (),
+        enable_prefix_caching: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """The device must have been loaded; `num_blocks` KV blocks (null block included) are
+        allocated here."""
+        layout = device.cache_layout
+        self.vocab_size = vocab_size
+        self.eos_ids = tuple(eos_ids)
+        self._device = device
+        self._seed = seed
+        self._arrivals = 0
+        self._tables = BlockTables(limits.max_seqs, max_model_len, layout.block_size, layout.groups)
+        pool = BlockPool(num_blocks, caching=enable_prefix_caching)
+        self.scheduler = Scheduler(pool, self._tables, limits, max_model_len)
+        self._rows = SampleRows(limits.max_seqs)
+        self._sampling: dict[str, RequestSampling] = {}
+        self._pending: list[Update] = []
+        self._native = 0.0
+        self._host = 0.0
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        device.allocate(num_blocks)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to report."""
+        return self.scheduler.unfinished > 0 or bool(self._pending)
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request. RequestError, naming the field, when it can't be served."""
+        queued, sampling = self._accept(request)
+        self.scheduler.add(queued)
+        self._sampling[request.request_id] = sampling
+        self._arrivals += 1
+        self._prompt_tokens += len(request.prompt)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises what `add` would raise; queues nothing."""
+        queued, _ = self._accept(request)
+        self.scheduler.check_request(queued)
+
+    def _accept(self, request: GenerationRequest) -> tuple[Request, RequestSampling]:
+        prompt = _prompt_array(request.prompt, self.vocab_size)
+        params = request.params
+        stop_ids = {} if params.ignore_eos else dict.fromkeys(self.eos_ids, False)
+        stop_ids.update(dict.fromkeys(params.stop_ids, True))
+        queued = Request(
+            request_id=request.request_id,
+            prompt=prompt,
+            total_tokens=self._total_tokens(len(prompt), params.max_tokens),
+            stop_ids=stop_ids,
+            choices=params.n,
+            priority=request.priority,
+            salt=request.salt,
+            wants_prompt_logprobs=params.prompt_logprobs is not None,
+            arrival=self._arrivals,
+        )
+        sampling = RequestSampling.of(
+            request,
+            vocab_size=self.vocab_size,
+            engine_seed=self._seed,
+            arrival=self._arrivals,
+            eos_ids=self.eos_ids,
+        )
+        return queued, sampling
+
+    def _total_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        limit = self.scheduler.max_model_len
+        if prompt_tokens >= limit:
+            raise RequestError(
+                "prompt",
+                f"{prompt_tokens} tokens leave no room for an answer: the program holds {limit} "
+                f"tokens, prompt and output together; shorten the prompt",
+            )
+        if max_tokens is not None:
+            return min(limit, prompt_tokens + max_tokens)
+        # As much as fits: the last token is never computed, so it needs no room in the cache.
+        return max(min(limit, self.scheduler.capacity_tokens + 1), prompt_tokens + 1)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request: its open choices report `abort` with the next step. False when it isn't
+        live."""
+        return self._end(request_id, "abort", None)
+
+    def finish_choice(self, request_id: str, choice: int) -> None:
+        """End one choice whose text is complete (a stop string was found); it reports nothing
+        more. Nothing happens when it has ended already."""
+        for seq in self.scheduler.sequences(request_id):
+            if seq.choice == choice:
+                self.scheduler.abort_choice(seq)
+                break
+        if not self.scheduler.sequences(request_id):
+            self._sampling.pop(request_id, None)
+
+    def step(self) -> list[Update]:
+        """Run one step; the news of every choice that has some. Empty when idle.
+
+        Raises RunError when the device fails; all requests have then ended, which the next `step`
+        reports.
+        """
+        began, native = time.perf_counter(), self._native
+        updates, self._pending = self._pending, []
+        plan = self.scheduler.plan()
+        if plan is not None:
+            try:
+                updates += self._run(plan)
+            except BaseException as error:
+                self._pending = updates
+                self._fail(plan, f"{type(error).__name__}: {error}")
+                raise
+        elif self.scheduler.unfinished and not updates:
+            raise RunError(
+                f"scheduler: {self.scheduler.unfinished} requests wait but none can run; please "
+                f"report this with llm.stats()"
+            )
+        self._host += time.perf_counter() - began - (self._native - native)
+        return updates
+
+    def stats(self) -> EngineStats:
+        """Totals and state now."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        counters = scheduler.counters
+        return EngineStats(
+            steps=counters.steps,
+            native_seconds=self._native,
+            host_seconds=self._host,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            computed_tokens=counters.tokens,
+            preemptions=counters.preemptions,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            blocks_total=pool.capacity,
+            blocks_used=pool.capacity - pool.available,
+            blocks_free=pool.available,
+            blocks_cached=pool.cached,
+            block_size=self._tables.block_size,
+        )
+
+    def count_host(self, seconds: float) -> None:
+        """Add work done for steps outside the core (text), so that the totals are whole."""
+        self._host += seconds
+
+    # -- one step ---------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> list[Update]:
+        inputs = build_step_inputs(plan, self._tables)
+        batch, drawn = self._rows.build(plan, self._sampling) if plan.rows else (None, [])
+        began = time.perf_counter()
+        if plan.copies:
+            self._device.copy_blocks(plan.copies)
+        handle = self._device.submit(plan.bucket, inputs)
+        result = None if batch is None else self._device.sample(handle, batch)
+        self._device.wait(handle)
+        self._native += time.perf_counter() - began
+        if result is None:
+            return [self._update(item, None, 0) for item in self.scheduler.commit(plan, ())]
+        if len(drawn) < len(result.tokens):
+            self._collect_prompt(plan, result)
+        tokens = result.tokens.tolist()
+        progress = self.scheduler.commit(plan, [tokens[row] for row in drawn])
+        return [self._update(item, result, drawn[item.draw]) for item in progress]
+
+    def _collect_prompt(self, plan: StepPlan, result: SampleResult) -> None:
+        at = 0
+        for chunk in plan.chunks:
+            first, stop = chunk.scored
+            sampling = self._sampling.get(chunk.seq.request.request_id)
+            if sampling is not None:
+                rows = range(at, at + stop - first)
+                sampling.prompt_logprobs.extend(token_logprobs(result, row) for row in rows)
+            at += stop - first + chunk.samples
+
+    def _update(self, item: Progress, result: SampleResult | None, row: int) -> Update:
+        seq = item.seq
+        request_id = seq.request.request_id
+        sampling = self._sampling[request_id]
+        params = sampling.request.params
+        update = Update(
+            request_id,
+            seq.choice,
+            item.token,
+            seq.cached_tokens,
+            item.finish_reason,
+            item.stop_reason,
+        )
+        if item.token is not None:
+            self._output_tokens += 1
+            if params.logprobs is not None and result is not None:
+                update.logprobs = token_logprobs(result, row)
+        elif item.finish_reason == "error" and result is not None:
+            reasons = [fault.message for fault in result.faults if fault.index == row]
+            update.stop_reason = reasons[0] if reasons else "the sampler drew no token"
+        if not sampling.reported:
+            sampling.reported = True
+            if params.prompt_logprobs is not None:
+                update.prompt_logprobs = sampling.prompt_logprobs
+        if item.finish_reason and not self.scheduler.sequences(request_id):
+            del self._sampling[request_id]
+        return update
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def _fail(self, plan: StepPlan, message: str) -> None:
+        self.scheduler.abandon(plan)
+        for request_id in list(self._sampling):
+            self._end(request_id, "error", message)
+
+    def _end(self, request_id: str, reason: FinishReason, message: str | None) -> bool:
+        """End every open choice, those that aren't forked yet included."""
+        sequences = self.scheduler.sequences(request_id)
+        cached = max((seq.cached_tokens for seq in sequences), default=0)
+        choices = [seq.choice for seq in sequences if seq.open]
+        if sequences and sequences[0].forks:
+            choices.extend(range(1, sequences[0].forks + 1))
+        if not self.scheduler.abort(request_id):
+            return False
+        del self._sampling[request_id]
+        self._pending.extend(
+            Update(request_id, choice, None, max(cached, 0), reason, message) for choice in choices
+        )
+        return True
+
+
+def _prompt_array(prompt: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """int32 ids, each checked against the vocabulary."""
+    if len(prompt) == 0:
+        raise RequestError("prompt", "it has no tokens; give at least one")
+    ids = np.array(prompt)
+    if ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < vocab_size:
+        return ids.astype(np.int32)
+    for index, token in enumerate(prompt):
+        if type(token) is bool or not isinstance(token, int | np.integer):
+            raise RequestError("prompt", f"{token!r} at {index} isn't a whole number")
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                "prompt",
+                f"token id {token} at {index} is outside the vocabulary, 0 to {vocab_size - 1}",
+            )
+    raise RequestError("prompt", "token ids must be whole numbers")

@@ -1,0 +1,180 @@
+"""From an artifact or a program to an engine that runs it: one way in.
+
+Contract: an artifact is opened and checked, its target's device loads it (and checks itself), then
+the KV pool is sized and the engine built. Whatever fails closes what was opened. Nothing of the
+compiler's passes, frontends or models is imported.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ropeway.compiler.artifact.reader import Artifact, open_artifact
+from ropeway.compiler.errors import ArtifactError, InputError
+from ropeway.compiler.targets.base import activate, device_class
+from ropeway.runtime.devices.base import CacheLayout, Device
+from ropeway.runtime.engine.core import EngineCore
+from ropeway.runtime.engine.limits import step_limits
+from ropeway.runtime.text.tokenizer import Tokenizer
+
+Verify = Literal["fast", "full"]
+
+# The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
+_CACHE_SHARE = 8
+
+_KNOWN_ROLES = {"ids", "positions", "rows", "query_start", "lengths"}
+
+
+class SavedProgram(Protocol):
+    """What the loader needs of a compiled program."""
+
+    artifact: Artifact | None
+
+    def save(self, path: str | os.PathLike[str]) -> object:
+        """Write the program as an artifact."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to run a program; None takes what the program and the machine allow."""
+
+    num_threads: int | None = None
+    kv_cache_memory: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_prefill_chunk: int | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    verify: Verify = "fast"
+
+
+@dataclass(slots=True)
+class Engine:
+    """A loaded program, ready to step. `close` releases it."""
+
+    artifact: Artifact
+    device: Device
+    core: EngineCore
+    tokenizer: Tokenizer | None
+    num_threads: int
+    scratch: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def close(self) -> None:
+        """Release the device, then the temporary artifact; a second call does nothing."""
+        self.device.close()
+        if self.scratch is not None:
+            self.scratch.cleanup()
+
+
+def load_engine(program: str | os.PathLike[str] | SavedProgram, options: EngineOptions) -> Engine:
+    """Load `program`, an artifact's path or a compiled program, onto its target's device.
+
+    Raises ArtifactError for a damaged artifact, TargetError when this machine can't run it,
+    InputError for an option that doesn't fit, RunError when the self-check fails.
+    """
+    artifact, scratch = _open(program, options)
+    device: Device | None = None
+    try:
+        device = _load_device(artifact, options)
+        core = _build_core(artifact, device, options)
+        tokenizer = Tokenizer.from_artifact(artifact)
+        core.eos_ids = () if tokenizer is None else tuple(tokenizer.eos_ids)
+    except BaseException:
+        if device is not None:
+            device.close()
+        if scratch is not None:
+            scratch.cleanup()
+        raise
+    return Engine(artifact, device, core, tokenizer, _threads(options), scratch)
+
+
+def _open(
+    program: str | os.PathLike[str] | SavedProgram, options: EngineOptions
+) -> tuple[Artifact, "tempfile.TemporaryDirectory[str] | None"]:
+    if isinstance(program, str | os.PathLike):
+        return open_artifact(program, options.verify, threads=options.num_threads), None
+    if program.artifact is not None:
+        return program.artifact, None
+    scratch = tempfile.TemporaryDirectory(prefix="ropeway-")
+    path = Path(scratch.name) / "program.rope"
+    try:
+        program.save(path)
+        return open_artifact(path, options.verify, threads=options.num_threads), scratch
+    except BaseException:
+        scratch.cleanup()
+        raise
+
+
+def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
+    manifest = artifact.manifest
+    for wanted in artifact.function.inputs:
+        role = wanted.role.split(".")[0]
+        if role not in _KNOWN_ROLES | {"slots", "block_table"}:
+            raise ArtifactError(
+                f"{artifact.path}: the program wants an input of role {wanted.role!r} "
+                f"(%{wanted.name}), which this runtime can't fill: upgrade ropeway"
+            )
+    target = activate(manifest.target, f"the artifact {artifact.path}").target
+    unavailable = target.unavailable()
+    if unavailable is not None:
+        raise InputError(f"{artifact.path}: target {target.name!r} can't run here: {unavailable}")
+    device: Device = device_class(target)()
+    device.load(artifact, _threads(options))
+    return device
+
+
+def _threads(options: EngineOptions) -> int:
+    if options.num_threads is None:
+        return len(os.sched_getaffinity(0))
+    if options.num_threads < 1:
+        raise InputError(f"num_threads={options.num_threads} must be at least 1")
+    return options.num_threads
+
+
+def _build_core(artifact: Artifact, device: Device, options: EngineOptions) -> EngineCore:
+    model = artifact.manifest.model
+    limits = step_limits(
+        device.buckets,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_prefill_chunk=options.max_prefill_chunk,
+    )
+    blocks = kv_blocks(
+        device.cache_layout,
+        max_tokens=options.max_num_seqs * model.max_model_len,
+        available=device.memory().available,
+        wanted=options.kv_cache_memory,
+    )
+    return EngineCore(
+        device,
+        limits,
+        num_blocks=blocks,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+        seed=options.seed,
+    )
+
+
+def kv_blocks(layout: CacheLayout, *, max_tokens: int, available: int, wanted: int | None) -> int:
+    """How many KV blocks to allocate, the null block included.
+
+    `wanted` bytes, else what `max_tokens` tokens take, but at most 1/8 of the `available` bytes.
+    Raises InputError when not even one block beside the null block fits.
+    """
+    if wanted is None:
+        wanted = min(
+            (-(-max_tokens // layout.block_size) + 1) * layout.block_bytes,
+            available // _CACHE_SHARE,
+        )
+    blocks = wanted // layout.block_bytes
+    if blocks < 2:
+        raise InputError(
+            f"kv_cache_memory: {wanted} bytes hold {blocks} KV blocks of {layout.block_bytes} "
+            f"bytes, but two are the least (one stays empty): give at least "
+            f"{2 * layout.block_bytes} bytes"
+        )
+    return blocks
