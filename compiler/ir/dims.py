@@ -93,6 +93,8 @@ def substitute(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
     """`value` with the named symbols replaced, all at once; other symbols stay."""
     if isinstance(value, int):
         return value
+    if isinstance(value, sympy.Symbol):  # the usual case: 1000 times faster than subs
+        return canonical(sizes.get(value.name, value))
     pairs = {symbol(name): size for name, size in sizes.items()}
     return canonical(value.subs(pairs, simultaneous=True))
 

@@ -84,7 +84,7 @@ class Probe:
         parts: list[list[torch.Tensor]] = []
         done = 0
         for size in chunks or (self.tokens,):
-            inputs = self._inputs(state, function, pages, done, done + size)
+            inputs = self._inputs(function, pages, done, done + size)
             parts.append(list(interpreter.run(function, inputs, pages.caches).values()))
             done += size
         return [torch.cat(part) for part in zip(*parts, strict=True)]
@@ -104,7 +104,7 @@ class Probe:
         )
 
     def _inputs(
-        self, state: Module, function: Function, pages: _Pages, start: int, stop: int
+        self, function: Function, pages: _Pages, start: int, stop: int
     ) -> dict[str, torch.Tensor]:
         """Inputs by value name for tokens start..stop-1 of the sequence."""
         inputs: dict[str, torch.Tensor] = {}
@@ -114,22 +114,23 @@ class Probe:
                 continue
             made = pages.input(entry.role, start, stop)
             if made is None and entry.role == "ids":
-                made = self._ids(function, value)[start:stop]
+                made = self._ids[start:stop]
             if made is None:
                 made = self._sequence_input(value, start, stop)
             inputs[value.name] = made
         return inputs
 
-    def _ids(self, function: Function, ids: Value) -> torch.Tensor:
+    @cached_property
+    def _ids(self) -> torch.Tensor:
+        """Token ids within every table that the starting module looks ids up in."""
         sizes = [
             int(op.args[0].type.shape[0])
-            for op in function.ops
-            if op.name == "nn.embedding" and op.args[1] is ids
+            for op in self.module.fn.ops
+            if op.name == "nn.embedding" and op.args[1] is self.module.fn.input("ids")
             if isinstance(op.args[0].type, TensorType)
         ]
-        return torch.randint(
-            min(sizes, default=1), (self.tokens,), generator=self._generator("ids")
-        ).int()
+        highest = min(sizes, default=1)
+        return torch.randint(highest, (self.tokens,), generator=self._generator("ids")).int()
 
     def _sequence_input(self, value: Value, start: int, stop: int) -> torch.Tensor:
         """A made-up input: rows start..stop-1 where its first axis is T, else all of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from ropeway.compiler.ir.parser import parse_module
 from ropeway.compiler.ir.printer import print_module
 from ropeway.compiler.ops.text import read_module
