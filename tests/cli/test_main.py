@@ -5,22 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import ropeway
 
 from ropeway.compiler.version import VERSION
 
 COMMANDS = ("compile", "inspect", "generate", "chat", "opt", "bench")
-
-
-def ropeway(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).with_name("ropeway")
-    return subprocess.run(
-        [str(program), *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
