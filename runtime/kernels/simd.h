@@ -36,7 +36,7 @@ RW_INLINE T larger(T a, T b) {
   return a < b ? b : a;
 }
 
-RW_INLINE F splat(float x) { return F{} + x; }
+RW_INLINE F splat(float x) { return x - F{}; }  // minus: 0 + -0 would be +0, and x - 0 is folded away
 RW_INLINE F as_f(U x) {
   F f;
   __builtin_memcpy(&f, &x, sizeof f);
