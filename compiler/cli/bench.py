@@ -11,7 +11,7 @@ from ropeway.runtime.bench.machine import measure_in_child
 from ropeway.runtime.bench.quiet import Sampler, process_age
 from ropeway.runtime.bench.suite import Bounds, fractions, run_suite
 from ropeway.runtime.bench.workload import make_workload, read_workload
-from ropeway.runtime.devices.cpu.cost import decode_cost
+from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
 
@@ -49,7 +49,7 @@ def bench(
     host = after.host_seconds - before.host_seconds
     native = after.native_seconds - before.native_seconds
     result["host_fraction_b32"] = round(host / (host + native), 4)
-    cost = decode_cost(llm.artifact)
+    cost = model_cost(llm.artifact)
     result["threads"] = llm.num_threads
     llm.close()
     _note("machine ceilings")

@@ -1,0 +1,44 @@
+"""What one token costs on the cpu target, read off the plan: the weights of its GEMMs."""
+
+import math
+
+from ropeway.compiler.artifact.reader import Artifact
+from ropeway.compiler.targets.cpu.plan import (
+    ITEM_SIZES,
+    TEMPLATE_FILE,
+    Template,
+    WeightSlot,
+    decode_template,
+)
+from ropeway.runtime.bench.suite import ModelCost
+
+
+def model_cost(artifact: Artifact) -> ModelCost:
+    """Bytes and flops of a token's GEMMs; norms, attention and lookups are left out.
+
+    A prompt token is counted without the head, which only wanted rows go through. Raises
+    ArtifactError when the artifact holds no CPU plan.
+    """
+    template = decode_template(artifact.read(TEMPLATE_FILE))
+    body, head = 0, 0
+    size = 0
+    for weight, is_head in _gemm_weights(template):
+        items = math.prod(weight.shape)
+        size += items * ITEM_SIZES[weight.dtype]
+        if is_head:
+            head += 2 * items
+        else:
+            body += 2 * items
+    return ModelCost(weight_bytes=size, decode_flops=body + head, prompt_flops=body)
+
+
+def _gemm_weights(template: Template) -> list[tuple[WeightSlot, bool]]:
+    """Every GEMM's weight, and whether the GEMM makes the logits."""
+    return [
+        (
+            template.weights[step.operands["weight"].index],
+            step.operands["y"].index == template.logits.index,
+        )
+        for step in template.steps
+        if step.kernel == "gemm"
+    ]
