@@ -69,4 +69,4 @@ def _bind(value: Attr, sizes: Mapping[str, Dim]) -> Attr:
 
 
 def _one(value: Attr, sizes: Mapping[str, Dim]) -> Attr:
-    return substitute(value, sizes) if is_dim(value) and not isinstance(value, int) else value  # type: ignore[arg-type]
+    return substitute(value, sizes) if is_dim(value) and not isinstance(value, int) else value

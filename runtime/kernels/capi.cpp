@@ -1,5 +1,6 @@
 // The C ABI of the executor, loaded by ctypes (runtime/devices/cpu/native.py). Handles are opaque.
 // No exception leaves a function: creators return null when memory or threads run out.
+#include <atomic>
 #include <exception>
 
 #include "executor.h"
@@ -44,6 +45,27 @@ ROPEWAY_API void rw_team_run(Team* team, void (*task)(void*, int32_t, int32_t), 
             job.task(job.argument, rank, job.size);
         },
         &job);
+}
+
+// Reads `bytes` (a multiple of 64 per thread) as fast as memory gives them; returns their word sum.
+ROPEWAY_API uint64_t rw_team_read(Team* team, const void* data, int64_t bytes) {
+    const ropeway::KernelTable* table = ropeway::select_kernels(nullptr);
+    if (table == nullptr) return 0;
+    struct Job {
+        const ropeway::KernelTable* table;
+        const char* data;
+        int64_t part;
+        int size;
+        std::atomic<uint64_t> sum;
+    } job{table, static_cast<const char*>(data), 0, team->size(), {0}};
+    job.part = bytes / team->size() / 64 * 64;
+    team->run(
+        [](void* given, int rank) {
+            Job& job = *static_cast<Job*>(given);
+            job.sum += job.table->read_sum(job.data + rank * job.part, static_cast<size_t>(job.part));
+        },
+        &job);
+    return job.sum;
 }
 
 struct RwProgramSpec {

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Sequence
 
+from ropeway.compiler.ir.attrs import Attr
 from ropeway.compiler.ir.graph import Op, Operand
 from ropeway.compiler.ir.types import CacheType, TensorType
 from ropeway.compiler.ir.weights import Weight
@@ -22,6 +23,7 @@ from ropeway.compiler.targets.cpu.plan import Ref
 from ropeway.compiler.targets.cpu.views import View
 
 Lowering = Callable[[PlanBuilder, Op], None]
+Params = dict[str, int | float | str]
 
 
 def _flat(op: Op, view: View) -> View:
@@ -56,8 +58,8 @@ def _vectors(plan: PlanBuilder, op: Op, operands: dict[str, Ref], names: Sequenc
             operands[name] = plan.weight(op, op.kwargs[name], "rows")
 
 
-def _norm_params(op: Op) -> dict[str, int | float | str]:
-    return {"eps": float(attr(op, "eps")), "offset": float(attr(op, "offset"))}
+def _norm_params(op: Op) -> Params:
+    return {"eps": _number(op, "eps"), "offset": _number(op, "offset")}
 
 
 def _rms_norm(plan: PlanBuilder, op: Op) -> None:
@@ -93,7 +95,7 @@ def _layer_norm(plan: PlanBuilder, op: Op) -> None:
     y = plan.result(op)
     operands = {"x": x.ref, "y": y.ref}
     _vectors(plan, op, operands, ("gain", "bias"))
-    plan.step("layer_norm", op, plan.rows_of(y), operands, {"eps": float(attr(op, "eps"))})
+    plan.step("layer_norm", op, plan.rows_of(y), operands, {"eps": _number(op, "eps")})
 
 
 def _gemm(plan: PlanBuilder, op: Op, x: Operand, weight: Operand, operands: dict[str, Ref]) -> None:
@@ -153,8 +155,8 @@ def _rope(plan: PlanBuilder, op: Op) -> None:
     }
     if k is not None:
         operands |= {"k": k.ref, "k_out": plan.result(op, 1).ref}
-    rotary = int(attr(op, "rotary_dim"))
-    params = {"rotary_dim": rotary, "interleaved": int(bool(attr(op, "interleaved")))}
+    rotary = _whole(op, "rotary_dim")
+    params: Params = {"rotary_dim": rotary, "interleaved": int(bool(attr(op, "interleaved")))}
     plan.step("rope", op, "tokens", operands, params)
 
 
@@ -182,10 +184,10 @@ def _paged_attention(plan: PlanBuilder, op: Op) -> None:
         "lengths": plan.input(op, lengths),
         "y": plan.result(op).ref,
     }
-    params: dict[str, int | float | str] = {
-        "window": int(attr(op, "window")),
-        "scale": float(attr(op, "scale")),
-        "softcap": float(attr(op, "softcap")),
+    params: Params = {
+        "window": _whole(op, "window"),
+        "scale": _number(op, "scale"),
+        "softcap": _number(op, "softcap"),
     }
     plan.step("attention", op, "tokens", operands, params)
 
@@ -230,8 +232,8 @@ def _binary(kernel_op: str) -> Lowering:
         operands = {"a": _operand(plan, op, op.args[0], y.shape), "y": y.ref}
         if other is not None:
             operands["b"] = _operand(plan, op, other, y.shape)
-        scalar = float(op.attrs.get("scalar", 0.0))
-        params: dict[str, int | float | str] = {"scalar": scalar, "op": kernel_op}
+        scalar = _number(op, "scalar") if "scalar" in op.attrs else 0.0
+        params: Params = {"scalar": scalar, "op": kernel_op}
         plan.step("binary", op, plan.rows_of(y), operands, params)
 
     return lower
@@ -253,7 +255,7 @@ def _reduce(kernel_op: str) -> Lowering:
         y = plan.result(op)
         target = _shaped(op, y, tuple(x.shape[axis] for axis in kept))
         operands = {"x": x.transpose([*kept, *axes]).ref, "y": target.ref}
-        params: dict[str, int | float | str] = {"reduced": len(axes), "op": kernel_op}
+        params: Params = {"reduced": len(axes), "op": kernel_op}
         plan.step("reduce", op, plan.rows_of(y), operands, params)
 
     return lower
@@ -261,7 +263,7 @@ def _reduce(kernel_op: str) -> Lowering:
 
 def _softmax(plan: PlanBuilder, op: Op) -> None:
     x = plan.view(op, op.args[0])
-    (axis,) = _inner_axes(op, tensor_type(op, op.args[0]), [_integer(attr(op, "axis"))])
+    (axis,) = _inner_axes(op, tensor_type(op, op.args[0]), [_whole(op, "axis")])
     order = [*(other for other in range(len(x.shape)) if other != axis), axis]
     y = plan.result(op)
     operands = {"x": x.transpose(order).ref, "y": y.transpose(order).ref}
@@ -270,7 +272,7 @@ def _softmax(plan: PlanBuilder, op: Op) -> None:
 
 def _concat(plan: PlanBuilder, op: Op) -> None:
     y = plan.result(op)
-    (axis,) = _inner_axes(op, tensor_type(op, op.results[0]), [_integer(attr(op, "axis"))])
+    (axis,) = _inner_axes(op, tensor_type(op, op.results[0]), [_whole(op, "axis")])
     start = 0
     for operand in op.args:
         width = int(
@@ -284,11 +286,9 @@ def _concat(plan: PlanBuilder, op: Op) -> None:
 
 def _slice(plan: PlanBuilder, op: Op) -> None:
     kind = tensor_type(op, op.args[0])
-    (axis,) = _inner_axes(op, kind, [_integer(attr(op, "axis"))])
+    (axis,) = _inner_axes(op, kind, [_whole(op, "axis")])
     view = plan.view(op, op.args[0])
-    start, stop, _ = slice(_integer(attr(op, "start")), _integer(attr(op, "stop"))).indices(
-        view.shape[axis]
-    )
+    start, stop, _ = slice(_whole(op, "start"), _whole(op, "stop")).indices(view.shape[axis])
     plan.define(op.results[0], view.slice(axis, start, stop))
 
 
@@ -318,13 +318,23 @@ def _expand(plan: PlanBuilder, op: Op) -> None:
     plan.define(op.results[0], view.expand(inner_shape(op, kind)))
 
 
-def _tuple(value: object) -> tuple[int, ...]:
-    items = value if isinstance(value, tuple | list) else (value,)
+def _tuple(value: Attr) -> tuple[int, ...]:
+    items = value if isinstance(value, tuple) else (value,)
     return tuple(_integer(item) for item in items)
 
 
 def _integer(value: object) -> int:
-    return int(value)  # type: ignore[call-overload,no-any-return]
+    return int(str(value))
+
+
+def _whole(op: Op, name: str) -> int:
+    """An integer attribute, or its default."""
+    return _integer(attr(op, name))
+
+
+def _number(op: Op, name: str) -> float:
+    """A float attribute, or its default."""
+    return float(str(attr(op, name)))
 
 
 _ELEMENTWISE = ("neg", "exp", "rsqrt", "sqrt", "cos", "sin", "abs")

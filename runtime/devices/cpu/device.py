@@ -25,7 +25,8 @@ from ropeway.runtime.devices.base import (
 )
 from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.memory import available_bytes
-from ropeway.runtime.devices.cpu.program import CacheMemory, Program, Team
+from ropeway.runtime.devices.cpu.native import Team
+from ropeway.runtime.devices.cpu.program import CacheMemory, Program
 from ropeway.runtime.sampling.native import NativeSampler
 from ropeway.runtime.selfcheck import check_program
 

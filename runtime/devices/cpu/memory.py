@@ -31,12 +31,13 @@ class Region:
     @property
     def bytes(self) -> NDArray[np.uint8]:
         """The region as an array that keeps it alive."""
-        return np.frombuffer(self._view, np.uint8, self.size)
+        return np.frombuffer(memoryview(self._view).cast("B"), np.uint8, self.size)
 
     def array(self, offset: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """float32 values at a byte offset, without a copy."""
         count = int(np.prod(shape))
-        return np.frombuffer(self._view, np.float32, count, offset).reshape(shape)
+        raw = np.frombuffer(memoryview(self._view).cast("B"), np.uint8, 4 * count, offset)
+        return raw.view(np.float32).reshape(shape)
 
 
 def available_bytes() -> int:

@@ -18,6 +18,7 @@ from ropeway.runtime.devices.base import Float32Array, Int32Array, StepInputs
 from ropeway.runtime.devices.cpu import records
 from ropeway.runtime.devices.cpu.library import chosen_isa, load_library
 from ropeway.runtime.devices.cpu.memory import Region
+from ropeway.runtime.devices.cpu.native import Team
 
 _SLACK = 4096  # bytes after the arena that a kernel's prefetch may touch
 _FAULTS = (
@@ -35,27 +36,6 @@ _FAULTS = (
     "no cache",
 )
 _COUNTS = ("tokens", "requests", "rows")
-
-
-class Team:
-    """Threads that persist from step to step; the caller is one of them."""
-
-    def __init__(self, size: int) -> None:
-        """Start size - 1 threads. Raises RunError when the system refuses."""
-        self.size = size
-        self._library = load_library()
-        self.handle = self._library.rw_team_create(size)
-        if not self.handle:
-            raise RunError(f"can't start {size} threads: lower num_threads")
-        self._free = weakref.finalize(self, self._library.rw_team_destroy, self.handle)
-
-    def run(self, task: int, argument: int) -> None:
-        """Call the native function at address `task` with (argument, rank, size) on each thread."""
-        self._library.rw_team_run(self.handle, task, argument)
-
-    def close(self) -> None:
-        """Stop the threads; a second call does nothing."""
-        self._free()
 
 
 class CacheMemory:

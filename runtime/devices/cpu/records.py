@@ -143,6 +143,7 @@ def declare(library: ctypes.CDLL) -> None:
         "rw_team_create": (_PTR, [_I32]),
         "rw_team_destroy": (None, [_PTR]),
         "rw_team_run": (None, [_PTR, _PTR, _PTR]),
+        "rw_team_read": (ctypes.c_uint64, [_PTR, _PTR, _I64]),
         "rw_program_create": (_PTR, [_PTR, ctypes.POINTER(ProgramSpec), ctypes.c_char_p]),
         "rw_program_destroy": (None, [_PTR]),
         "rw_program_add_bucket": (_I32, [_PTR, _I64, _I64, _I64, ctypes.POINTER(_I64)]),

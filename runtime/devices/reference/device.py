@@ -27,7 +27,7 @@ except ImportError as error:
     raise MissingExtraError("target reference", "torch", "compile") from error
 
 from ropeway.compiler.ir.graph import Module
-from ropeway.compiler.ir.types import CacheType, DType
+from ropeway.compiler.ir.types import CacheType, DType, TensorType
 from ropeway.compiler.ops.interpreter import Interpreter
 from ropeway.compiler.ops.text import read_module
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _TORCH = {DType.F32: torch.float32, DType.BF16: torch.bfloat16}
 _STORED = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32, "i64": torch.int64}
-_VOCAB_AXIS = 1
 
 
 class ReferenceDevice:
@@ -62,11 +61,11 @@ class ReferenceDevice:
             torch.set_num_threads(num_threads)
         module = read_module(artifact.read(artifact.function.ir).decode())
         logits = module.fn.output("logits")
-        if logits is None:
+        if logits is None or not isinstance(logits.type, TensorType):
             raise ArtifactError(f"{artifact.path}: the function returns no logits: compile again")
         self._module = module
         self._interpreter = Interpreter(module, _StoredWeights(artifact.weights))
-        self._sampler = NumpySampler(int(logits.type.shape[_VOCAB_AXIS]))
+        self._sampler = NumpySampler(int(logits.type.shape[-1]))
         self._buckets = artifact.manifest.buckets
         self._weight_bytes = int(artifact.weights.data.nbytes)
         groups = artifact.manifest.cache_groups

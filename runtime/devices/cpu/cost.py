@@ -1,1 +1,0 @@
-"""What one token costs on the cpu target, read off a plan."""
