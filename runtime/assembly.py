@@ -25,7 +25,7 @@ class _Choice:
 
     __slots__ = ("cumulative", "finish_reason", "ids", "logprobs", "pieces", "stop_reason", "text")
 
-    def __init__(self, text: TextOutput | None) -> None:
+    def __init__(self, text: TextOutput) -> None:
         self.text = text
         self.ids: list[int] = []
         self.pieces: list[str] = []
@@ -46,6 +46,7 @@ class Assembly:
         *,
         streaming: bool = False,
     ) -> None:
+        """Raises RequestError for stop strings without a tokenizer."""
         self.request = request
         self.deltas: deque[CompletionDelta] | None = deque() if streaming else None
         self.error: str | None = None
@@ -54,13 +55,10 @@ class Assembly:
         self._cached = 0
         self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._decode = functools.cache(_decoder(tokenizer))
-        self._choices = [self._make_choice(tokenizer) for _ in range(request.params.n)]
-
-    def _make_choice(self, tokenizer: Tokenizer | None) -> _Choice:
-        params = self.request.params
-        if tokenizer is None or not params.detokenize:
-            return _Choice(None)
-        return _Choice(TextOutput(tokenizer, params, self.request.prompt))
+        self._choices = [
+            _Choice(TextOutput(tokenizer, request.params, request.prompt))
+            for _ in range(request.params.n)
+        ]
 
     @property
     def finished(self) -> bool:
@@ -102,7 +100,7 @@ class Assembly:
         return found is not None and update.finish_reason is None
 
     def _text(self, choice: _Choice, update: Update) -> tuple[str, str | None]:
-        if choice.text is None or update.token is None or update.finish_reason == "stop":
+        if update.token is None or update.finish_reason == "stop":
             return "", None  # an end token's text is `finish`'s affair
         delta = choice.text.push(update.token)
         return delta.text, delta.stop
@@ -111,10 +109,10 @@ class Assembly:
         choice.finish_reason, choice.stop_reason = update.finish_reason, update.stop_reason
         if update.finish_reason == "error":
             self.error = str(update.stop_reason)
-        if choice.text is None:
-            return ""
-        stop_token = update.token if update.finish_reason == "stop" else None
-        return choice.text.finish(stop_token).text
+        last = choice.text.finish(update.token if update.finish_reason == "stop" else None)
+        if last.stop is not None:
+            choice.finish_reason, choice.stop_reason = "stop", last.stop
+        return last.text
 
     def _logprobs(self, entry: TokenLogprobs) -> Logprobs:
         decode = self._decode
@@ -167,4 +165,4 @@ class Assembly:
 def _decoder(tokenizer: Tokenizer | None) -> Callable[[int], str]:
     if tokenizer is None:
         return lambda token: ""
-    return lambda token: tokenizer.decode([token])
+    return tokenizer.token_text

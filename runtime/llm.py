@@ -16,7 +16,7 @@ from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RequestError, RunError
 from ropeway.runtime.assembly import Assembly
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest
-from ropeway.runtime.loader import EngineOptions, SavedProgram, Verify, load_engine
+from ropeway.runtime.loader import Engine, EngineOptions, SavedProgram, Verify, load_engine
 from ropeway.runtime.outputs import CompletionDelta, RequestOutput
 from ropeway.runtime.progress import GenerationProgress
 from ropeway.runtime.sampling.params import SamplingParams
@@ -60,7 +60,17 @@ class LLM:
             seed=seed,
             verify=verify,
         )
-        self._engine = load_engine(program, options)
+        self._start(load_engine(program, options))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "LLM":
+        """An LLM over an engine that was loaded otherwise."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: Engine) -> None:
+        self._engine = engine
         self._lock = threading.RLock()
         self._assemblies: dict[str, Assembly] = {}
         self._count = 0
@@ -245,13 +255,18 @@ class LLM:
                     if len(requests) == 1:
                         raise
                     raise RequestError(error.field, f"request {index}: {error}") from error
-            assemblies = []
-            for prompt, request in zip(prompts, requests, strict=True):
-                text = prompt if isinstance(prompt, str) else None
-                assembly = Assembly(request, text, self._engine.tokenizer, streaming=streaming)
-                core.add(request)
-                self._assemblies[request.request_id] = assembly
-                assemblies.append(assembly)
+            assemblies = [
+                Assembly(
+                    request,
+                    prompt if isinstance(prompt, str) else None,
+                    self._engine.tokenizer,
+                    streaming=streaming,
+                )
+                for prompt, request in zip(prompts, requests, strict=True)
+            ]
+            for assembly in assemblies:
+                core.add(assembly.request)
+                self._assemblies[assembly.request.request_id] = assembly
             self._count += len(requests)
             return assemblies
 

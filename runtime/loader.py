@@ -11,18 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import msgspec
+
 from ropeway.compiler.artifact.reader import Artifact, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.targets.base import activate, device_class
 from ropeway.runtime.devices.base import CacheLayout, Device
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
+from ropeway.runtime.text.assets import SETTINGS_FILE, TOKENIZER_FILE, read_settings
 from ropeway.runtime.text.tokenizer import Tokenizer
 
 Verify = Literal["fast", "full"]
 
 # The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
 _CACHE_SHARE = 8
+_ASSUMED_MEMORY = 8 << 30  # where the system doesn't say what is available
+_TOKENIZER = "tokenizer/"
 
 _KNOWN_ROLES = {"ids", "positions", "rows", "query_start", "lengths"}
 
@@ -79,9 +84,8 @@ def load_engine(program: str | os.PathLike[str] | SavedProgram, options: EngineO
     device: Device | None = None
     try:
         device = _load_device(artifact, options)
-        core = _build_core(artifact, device, options)
-        tokenizer = Tokenizer.from_artifact(artifact)
-        core.eos_ids = () if tokenizer is None else tuple(tokenizer.eos_ids)
+        tokenizer = read_tokenizer(artifact)
+        core = _build_core(artifact, device, tokenizer, options)
     except BaseException:
         if device is not None:
             device.close()
@@ -118,23 +122,39 @@ def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
                 f"(%{wanted.name}), which this runtime can't fill: upgrade ropeway"
             )
     target = activate(manifest.target, f"the artifact {artifact.path}").target
-    unavailable = target.unavailable()
-    if unavailable is not None:
-        raise InputError(f"{artifact.path}: target {target.name!r} can't run here: {unavailable}")
     device: Device = device_class(target)()
-    device.load(artifact, _threads(options))
+    try:
+        device.load(artifact, _threads(options))
+    except BaseException:
+        device.close()
+        raise
     return device
 
 
 def _threads(options: EngineOptions) -> int:
     if options.num_threads is None:
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if options.num_threads < 1:
         raise InputError(f"num_threads={options.num_threads} must be at least 1")
     return options.num_threads
 
 
-def _build_core(artifact: Artifact, device: Device, options: EngineOptions) -> EngineCore:
+def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
+    """The artifact's tokenizer; None when it has none. Raises ArtifactError when it is damaged."""
+    if not artifact.names(_TOKENIZER):
+        return None
+    try:
+        settings = read_settings(artifact.read(_TOKENIZER + SETTINGS_FILE))
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(
+            f"{artifact.path}/{_TOKENIZER}{SETTINGS_FILE}: {error}: compile the model again"
+        ) from error
+    return Tokenizer(artifact.read(_TOKENIZER + TOKENIZER_FILE), settings)
+
+
+def _build_core(
+    artifact: Artifact, device: Device, tokenizer: Tokenizer | None, options: EngineOptions
+) -> EngineCore:
     model = artifact.manifest.model
     limits = step_limits(
         device.buckets,
@@ -154,6 +174,7 @@ def _build_core(artifact: Artifact, device: Device, options: EngineOptions) -> E
         num_blocks=blocks,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
+        eos_ids=() if tokenizer is None else tokenizer.eos_ids,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
     )
@@ -168,7 +189,7 @@ def kv_blocks(layout: CacheLayout, *, max_tokens: int, available: int, wanted: i
     if wanted is None:
         wanted = min(
             (-(-max_tokens // layout.block_size) + 1) * layout.block_bytes,
-            available // _CACHE_SHARE,
+            (available or _ASSUMED_MEMORY) // _CACHE_SHARE,
         )
     blocks = wanted // layout.block_bytes
     if blocks < 2:

@@ -194,12 +194,24 @@ class EngineCore:
         self._device.wait(handle)
         self._native += time.perf_counter() - began
         if result is None:
-            return [self._update(item, None, 0) for item in self.scheduler.commit(plan, ())]
+            return self._updates(plan, [], None, [])
         if len(drawn) < len(result.tokens):
             self._collect_prompt(plan, result)
         tokens = result.tokens.tolist()
-        progress = self.scheduler.commit(plan, [tokens[row] for row in drawn])
-        return [self._update(item, result, drawn[item.draw]) for item in progress]
+        return self._updates(plan, [tokens[row] for row in drawn], result, drawn)
+
+    def _updates(
+        self, plan: StepPlan, tokens: list[int], result: SampleResult | None, drawn: list[int]
+    ) -> list[Update]:
+        progress = self.scheduler.commit(plan, tokens)
+        updates = [
+            self._update(item, result, drawn[item.draw] if item.draw >= 0 else -1)
+            for item in progress
+        ]
+        for item in progress:
+            if item.finish_reason and not self.scheduler.sequences(item.seq.request.request_id):
+                self._sampling.pop(item.seq.request.request_id, None)
+        return updates
 
     def _collect_prompt(self, plan: StepPlan, result: SampleResult) -> None:
         at = 0
@@ -235,8 +247,6 @@ class EngineCore:
             sampling.reported = True
             if params.prompt_logprobs is not None:
                 update.prompt_logprobs = sampling.prompt_logprobs
-        if item.finish_reason and not self.scheduler.sequences(request_id):
-            del self._sampling[request_id]
         return update
 
     # -- ends -------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class StepPlan:
     rows: int = 0
     scored: int = 0  # of the rows
     samples: int = 0
+    open: bool = True  # neither committed nor abandoned
     bucket: Bucket = field(init=False)  # set once the plan is complete
 
 
@@ -384,6 +385,7 @@ class Scheduler:
         """
         if len(tokens) != plan.samples:
             raise RunError(f"step {plan.number} wanted {plan.samples} tokens, got {len(tokens)}")
+        plan.open = False
         self.pool.release(plan.held)
         self.counters.steps += 1
         self.counters.tokens += plan.tokens
@@ -408,7 +410,10 @@ class Scheduler:
 
     def abandon(self, plan: StepPlan) -> None:
         """Take back a step that failed in the device: its sequences are as before `plan`, save
-        that they start over; nothing it computed is published."""
+        that they start over; nothing it computed is published. Nothing happens after a commit."""
+        if not plan.open:
+            return
+        plan.open = False
         self.pool.release(plan.held)
         for chunk in plan.chunks:
             chunk.seq.in_flight = False

@@ -13,6 +13,8 @@ import numpy as np
 from ropeway.compiler.config import Bucket, default_buckets
 from ropeway.compiler.errors import RunError
 from ropeway.runtime.devices.base import CacheLayout, DeviceMemory, Handle, StepInputs
+from ropeway.runtime.sampling.batch import SampleBatch, SampleResult
+from ropeway.runtime.sampling.numpy_sampler import NumpySampler
 
 _A = np.uint64(0x9E3779B97F4A7C15)
 _B = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -68,6 +70,7 @@ class ToyDevice:
         self.fail_next = False
         self.closed = False
         self._cache = np.zeros(0, np.uint64)
+        self._sampler = NumpySampler(vocab)
 
     def load(self, artifact: object, num_threads: int | None = None) -> None:
         """Nothing to load."""
@@ -112,6 +115,11 @@ class ToyDevice:
         blocks = inputs.block_tables[0][request][at // size]
         assert blocks.min() > 0, "the null block was read"
         return self._cache[blocks * size + at % size]
+
+    def sample(self, handle: Handle, batch: SampleBatch) -> SampleResult:
+        """Samples with the numpy sampler, the reference of the native one."""
+        assert handle.number == len(self.steps)
+        return self._sampler.sample(handle.logits, batch)
 
     def wait(self, handle: Handle) -> None:
         """Every step is done when submit returns."""
