@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,7 @@ def opt(
         typer.echo(describe_passes())
         return
     if file is None:
-        raise InputError("opt: no file given; name a file of IR text, or - for standard input")
+        raise InputError("no file given; name a file of IR text, or - for standard input")
     module = _read(file)
     pipeline = default_pipeline() if passes is None else Pipeline.parse(passes, CATALOGUE)
     if bisect:
@@ -79,11 +80,10 @@ def describe_passes() -> str:
     lines = []
     for name, kind in CATALOGUE.items():
         options = ", ".join(
-            f"{field.replace('_', '-')}={getattr(kind(), field)}"
-            for field in kind.__dataclass_fields__
+            f"{field.name.replace('_', '-')}={field.default}" for field in dataclasses.fields(kind)
         )
         spec = name + (f"{{{options}}}" if options else "")
-        summary = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
+        summary = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
         lines.append(f"{spec:<34} {kind.phase:<9} {kind.numerics:<8} {summary}")
     return "\n".join(lines)
 
@@ -94,12 +94,12 @@ def _read(file: Path) -> Module:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"opt: {file} can't be read ({error}); name a file of IR text") from error
+        raise InputError(f"{file} can't be read ({error}); name a file of IR text") from error
     return read_module(text)
 
 
 def _bisect(pipeline: Pipeline, module: Module) -> None:
     verdict = find_bad_pass(pipeline, module)
     if verdict.number is not None:
-        raise RunError(f"opt --bisect: {verdict}; look at it with --dump")
+        raise RunError(f"{verdict}; look at the states with --dump")
     typer.echo(str(verdict))
