@@ -64,12 +64,12 @@ def compile_model(
 
     With `strict_fusion` a fusion of the pipeline that matches nothing raises PipelineError.
     """
+    target = activate(options.target, "compile").target
     require("compiling", "torch", "sympy")
     from ropeway.compiler.driver.contents import Origin, build_contents  # noqa: PLC0415
     from ropeway.compiler.frontend import import_model  # noqa: PLC0415
     from ropeway.passes.lowering import lowering_pipeline  # noqa: PLC0415
 
-    target = activate(options.target, "compile").target
     progress(_STAGES[0], 0, len(_STAGES))
     imported = import_model(model, dtype=options.dtype, max_model_len=options.max_model_len)
     progress(_STAGES[1], 1, len(_STAGES))

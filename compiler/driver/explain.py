@@ -9,6 +9,7 @@ from ropeway.compiler.pipeline.report import PassReport, Report
 
 _SITES = 4
 _MISSES = 3
+_CLOSE = 2  # constraints that held; with fewer an op only has the right name
 
 
 def explain(manifest: Manifest, files: Mapping[str, bytes], available: int | None = None) -> str:
@@ -45,23 +46,28 @@ def _identity(manifest: Manifest) -> Iterator[str]:
 
 def _fusions(report: Report) -> Iterator[str]:
     yield "Fused:"
-    missed = []
-    for entry in report.passes:
-        if entry.phase == "fuse" and entry.matches:
+    fusions = [entry for entry in report.passes if entry.phase == "fuse"]
+    for entry in fusions:
+        if entry.matches:
             yield f"  {entry.name:<16} {entry.matches:>4}  {_sites(entry)}"
-        if entry.phase == "fuse" and (entry.near_misses or not entry.matches):
-            missed.append(entry)
+    missed = [line for entry in fusions for line in _missed(entry)]
     if missed:
         yield "Not fused:"
-    for entry in missed:
-        if not entry.near_misses:
-            yield f"  {entry.name:<16} nothing resembles its pattern"
-        for miss in entry.near_misses[:_MISSES]:
-            where = f" at {miss.loc}" if miss.loc else ""
-            yield f"  {entry.name:<16} {miss.count:>4}  {miss.op}{where}: {miss.constraint}"
+        yield from missed
     others = [f"{e.name} {e.matches}" for e in report.passes if e.phase != "fuse" and e.matches]
     if others:
         yield "Other passes: " + ", ".join(others)
+
+
+def _missed(entry: PassReport) -> Iterator[str]:
+    """Why a fusion didn't match where it might have; of one that matched, only close calls."""
+    least = _CLOSE if entry.matches else 0
+    misses = [miss for miss in entry.near_misses if miss.depth >= least]
+    if not misses and not entry.matches:
+        yield f"  {entry.name:<16} nothing resembles its pattern"
+    for miss in misses[:_MISSES]:
+        where = f" at {miss.loc}" if miss.loc else ""
+        yield f"  {entry.name:<16} {miss.count:>4}  {miss.op}{where}: {miss.constraint}"
 
 
 def _sites(entry: PassReport) -> str:
@@ -74,6 +80,10 @@ def _sites(entry: PassReport) -> str:
 
 def _memory(manifest: Manifest, memory: MemoryReport) -> Iterator[str]:
     yield f"Memory: weights {size(memory.weight_bytes)}"
+    if not any(entry.arena_bytes for entry in memory.buckets):
+        names = ", ".join(bucket.name for bucket in manifest.buckets)
+        yield f"  target {manifest.target} allocates as it runs; buckets {names}"
+        return
     for entry in memory.buckets:
         yield (
             f"  {entry.bucket.name:<20} arena {size(entry.arena_bytes):>10} for "

@@ -55,7 +55,7 @@ def test_misspelt_command_and_option() -> None:
     refused(ropeway("comple"), "ropeway: error: No such command 'comple'", "'compile'", "--help")
     refused(ropeway("inspect", "--verfy", "x"), "ropeway inspect: error: No such option", "--verfy")
     refused(ropeway("inspect"), "Missing argument", "`ropeway inspect --help`")
-    refused(ropeway("generate", "a", "b", "--max-tokens", "many"), "--max-tokens", "many")
+    refused(ropeway("generate", "a", "b", "--max-tokens", "many"), "--max-tokens", "integer")
 
 
 def test_missing_artifact(tmp_path: Path) -> None:
