@@ -67,6 +67,11 @@ def is_dim(value: object) -> bool:
     return isinstance(value, sympy.Expr)
 
 
+def is_symbol(value: object) -> bool:
+    """Whether `value` is a lone symbol."""
+    return isinstance(value, sympy.Symbol)
+
+
 def same(a: Dim, b: Dim) -> bool:
     """Whether two sizes are equal for every value of their symbols."""
     if isinstance(a, int) and isinstance(b, int):
@@ -97,6 +102,23 @@ def substitute(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
         return canonical(sizes.get(value.name, value))
     pairs = {symbol(name): size for name, size in sizes.items()}
     return canonical(value.subs(pairs, simultaneous=True))
+
+
+def solve(value: Dim, size: int) -> tuple[str, int] | None:
+    """(symbol, value) that makes a dim such as `R + 1` equal to `size`.
+
+    None unless the dim is linear in exactly one symbol and the answer a positive integer.
+    """
+    names = free_symbols(value)
+    if isinstance(value, int) or len(names) != 1:
+        return None
+    name = next(iter(names))
+    origin, slope = (value.subs(symbol(name), at) for at in (0, 1))
+    slope = slope - origin
+    if slope == 0 or canonical(origin + slope * symbol(name)) != value:
+        return None
+    answer, rest = divmod(size - int(origin), int(slope))
+    return None if rest or answer < 1 else (name, answer)
 
 
 def floor_div(value: Dim, divisor: int) -> Dim:
@@ -158,7 +180,8 @@ def _term(term: sympy.Expr) -> tuple[tuple[int, list[str]], int, list[str]]:
 
 def _print_base(base: sympy.Expr) -> str:
     if isinstance(base, sympy.Symbol):
-        return str(canonical(base).name)
+        canonical(base)  # refuses a symbol that another factory made
+        return str(base.name)
     if isinstance(base, sympy.floor):
         numerator, denominator = sympy.fraction(sympy.together(base.args[0]))
         if denominator.is_Integer:

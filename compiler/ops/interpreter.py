@@ -10,7 +10,7 @@ import torch
 
 from ropeway.compiler.errors import InputError, RunError
 from ropeway.compiler.ir.attrs import Attr
-from ropeway.compiler.ir.dims import Dim, is_dim, substitute
+from ropeway.compiler.ir.dims import Dim, is_dim, is_symbol, print_dim, solve, substitute
 from ropeway.compiler.ir.graph import Function, Module, Op, Operand, Value
 from ropeway.compiler.ir.types import CacheType, TensorType
 from ropeway.compiler.ir.weights import Weight
@@ -32,10 +32,12 @@ def run(
     *,
     constants: TensorSource | None = None,
     poison: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Runs once, evaluating the weights that are read; see `Interpreter.run`."""
     weights = _LazyWeights(module, tensors, constants)
-    return Interpreter(module, weights, poison=poison).run(function, inputs, caches)
+    interpreter = Interpreter(module, weights, poison=poison)
+    return interpreter.run(function, inputs, caches, sizes=sizes)
 
 
 class _LazyWeights(Mapping[str, torch.Tensor]):
@@ -75,18 +77,20 @@ class Interpreter:
         function: Function | str,
         inputs: Mapping[str, torch.Tensor],
         caches: Caches | None = None,
+        *,
+        sizes: Mapping[str, int] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Outputs by role, or by value name where there is no role.
 
         `inputs` are by role or by value name; `caches` by value name, planes
-        [num_blocks, block_size, *plane.shape] in the plane's dtype, written in place. Raises
+        [num_blocks, block_size, *plane.shape] in the plane's dtype, written in place. Dims are
+        learnt from the inputs' shapes, or given in `sizes` where those don't say. Raises
         InputError for a missing or misfit input, RunError when an op gives a wrong shape.
         """
         if isinstance(function, str):
             function = self._module.functions[function]
-        frame = _Frame(self._weights, self._poison)
-        for entry in function.inputs:
-            frame.bind(entry.value, entry.role, inputs, caches or {})
+        frame = _Frame(self._weights, self._poison, sizes or {})
+        frame.bind(function, inputs, caches or {})
         last_use = _last_uses(function)
         for op in function.ops:
             frame.execute(op)
@@ -115,9 +119,11 @@ def _last_uses(function: Function) -> dict[Op, list[Value]]:
 class _Frame:
     """One run: values and bound dims."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], poison: bool) -> None:
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], poison: bool, sizes: Mapping[str, int]
+    ) -> None:
         self.values: dict[Value, torch.Tensor | CachePlanes] = {}
-        self._sizes: dict[str, Dim] = {}
+        self._sizes: dict[str, Dim] = dict(sizes)
         self._weights = weights
         self._poison = poison
 
@@ -128,31 +134,40 @@ class _Frame:
             raise RunError(f"%{value.name} is a cache: only tensors can be returned")
         return held
 
-    def bind(
-        self, value: Value, role: str, inputs: Mapping[str, torch.Tensor], caches: Caches
-    ) -> None:
-        """Takes one input, checks it and learns dims from its shape."""
-        if isinstance(value.type, CacheType):
-            self.values[value] = _checked_cache(value, value.type, caches)
-            return
-        key = role if role in inputs else value.name
-        if key not in inputs:
-            wanted = f"{role!r} or {value.name!r}" if role else repr(value.name)
-            raise InputError(f"input %{value.name} isn't given: pass it as {wanted}")
-        tensor = inputs[key]
-        self._match(value, value.type, tensor)
-        self.values[value] = tensor
+    def bind(self, function: Function, inputs: Mapping[str, torch.Tensor], caches: Caches) -> None:
+        """Takes the inputs, learns dims from their shapes, then checks all of them."""
+        tensors: list[tuple[Value, TensorType, torch.Tensor]] = []
+        for entry in function.inputs:
+            value = entry.value
+            if isinstance(value.type, CacheType):
+                self.values[value] = _checked_cache(value, value.type, caches)
+                continue
+            tensor = _given(value, entry.role, inputs)
+            _check_kind(value, value.type, tensor)
+            tensors.append((value, value.type, tensor))
+            self.values[value] = tensor
+        self._learn(tensors)
+        for value, kind, tensor in tensors:
+            shape = tuple(self._bound(dim) for dim in kind.shape)
+            if tuple(tensor.shape) != shape:
+                raise InputError(
+                    f"input %{value.name} should be {kind}, here {_sizes_text(shape)}, "
+                    f"and is {_sizes_text(tuple(tensor.shape))}"
+                )
 
-    def _match(self, value: Value, kind: TensorType, tensor: torch.Tensor) -> None:
-        given = f"{tensor.dtype} {list(tensor.shape)}"
-        if tensor.dtype != TORCH_DTYPES[kind.dtype] or tensor.dim() != kind.rank:
-            raise InputError(f"input %{value.name} should be {kind}, and is {given}")
-        for dim, size in zip(kind.shape, tensor.shape, strict=True):
-            if is_dim(dim) and dim.is_Symbol:  # type: ignore[union-attr]
-                self._sizes.setdefault(str(dim), size)
-            if self._bound(dim) != size:
-                known = f" with {dim} = {self._bound(dim)}" if is_dim(dim) else ""
-                raise InputError(f"input %{value.name} should be {kind}{known}, and is {given}")
+    def _learn(self, tensors: list[tuple[Value, TensorType, torch.Tensor]]) -> None:
+        """Plain symbols first, then what one linear equation gives (R from R + 1)."""
+        pairs = [
+            (dim, size)
+            for _, kind, tensor in tensors
+            for dim, size in zip(kind.shape, tensor.shape, strict=True)
+            if is_dim(dim)
+        ]
+        pairs.sort(key=lambda pair: not is_symbol(pair[0]))
+        for dim, size in pairs:
+            solved = solve(self._bound(dim), size)
+            if solved is not None:
+                self._sizes.setdefault(*solved)
 
     def _bound(self, dim: Dim) -> Dim:
         return substitute(dim, self._sizes)
@@ -207,6 +222,24 @@ class _Frame:
         held = torch.full(tensor.shape, fill, dtype=dtype)
         held.copy_(tensor)
         self.values[value] = held
+
+
+def _sizes_text(shape: tuple[Dim, ...]) -> str:
+    return f"[{', '.join(print_dim(size) for size in shape)}]"
+
+
+def _given(value: Value, role: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    key = role if role in inputs else value.name
+    if key not in inputs:
+        wanted = f"{role!r} or {value.name!r}" if role else repr(value.name)
+        raise InputError(f"input %{value.name} isn't given: pass it as {wanted}")
+    return inputs[key]
+
+
+def _check_kind(value: Value, kind: TensorType, tensor: torch.Tensor) -> None:
+    if tensor.dtype != TORCH_DTYPES[kind.dtype] or tensor.dim() != kind.rank:
+        given = f"{tensor.dtype} {list(tensor.shape)}"
+        raise InputError(f"input %{value.name} should be {kind}, and is {given}")
 
 
 def _checked_cache(value: Value, kind: CacheType, caches: Caches) -> CachePlanes:

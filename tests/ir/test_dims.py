@@ -107,3 +107,20 @@ def test_bad_text_is_a_syntax_error(text: str) -> None:
     with pytest.raises(IRSyntaxError) as caught:
         dims.parse_dim(text)
     assert caught.value.column >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "answer"),
+    [
+        ("R + 1", 5, ("R", 4)),
+        ("2*T - 3", 5, ("T", 4)),
+        ("2*T", 5, None),
+        ("R + 1", 1, None),
+        ("T*R", 6, None),
+        ("T**2", 9, None),
+        ("T // 2", 4, None),
+        ("7", 7, None),
+    ],
+)
+def test_solve(text: str, size: int, answer: tuple[str, int] | None) -> None:
+    assert dims.solve(dims.parse_dim(text), size) == answer
