@@ -18,6 +18,7 @@ from ropeway.compiler.ops.weight_types import check_expr, filled_attrs, infer_ty
 
 __all__ = [
     "TORCH_DTYPES",
+    "MappedTensors",
     "NoTensors",
     "evaluate",
     "evaluate_logical",
