@@ -22,6 +22,12 @@ from ropeway.passes.fusion.norm_linear import FuseNormLinear
 from ropeway.passes.fusion.qkv import FuseQkv
 from ropeway.passes.fusion.rope import FuseRope
 from ropeway.passes.fusion.swiglu import FuseSwiglu
+from ropeway.passes.lowering.legalize import Legalize
+from ropeway.passes.lowering.pack_weights import PackWeights
+from ropeway.passes.raising.gqa import RaiseGqa
+from ropeway.passes.raising.layer_norm import RaiseLayerNorm
+from ropeway.passes.raising.rms_norm import RaiseRmsNorm
+from ropeway.passes.raising.rope import RaiseRope
 
 GIVEN = frozenset({"one-sequence"})
 
@@ -30,6 +36,13 @@ def default_pipeline() -> Pipeline:
     """From an imported module to a fused step function, for any target; lowering comes after."""
     return Pipeline(
         [
+            Canonicalize(),
+            Cse(),
+            Dce(),
+            RaiseRmsNorm(),
+            RaiseLayerNorm(),
+            RaiseRope(),
+            RaiseGqa(),
             Canonicalize(),
             Fold(),
             Cse(),
@@ -56,6 +69,10 @@ CATALOGUE: Mapping[str, type[Pass]] = {
         Fold,
         Cse,
         Dce,
+        RaiseRmsNorm,
+        RaiseLayerNorm,
+        RaiseRope,
+        RaiseGqa,
         FuseQkv,
         FuseGateUp,
         FuseSwiglu,
@@ -64,6 +81,8 @@ CATALOGUE: Mapping[str, type[Pass]] = {
         FuseRope,
         FuseAttention,
         LowerLmHead,
+        Legalize,
+        PackWeights,
     )
 }
 """Every pass that a spec string may name."""

@@ -83,7 +83,8 @@ def describe_passes() -> str:
             f"{field.name.replace('_', '-')}={field.default}" for field in dataclasses.fields(kind)
         )
         spec = name + (f"{{{options}}}" if options else "")
-        summary = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+        first_line = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
+        summary = first_line.partition(": ")[2]
         lines.append(f"{spec:<34} {kind.phase:<9} {kind.numerics:<8} {summary}")
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ class FuseAddNorm(RewritePass):
 
     name: ClassVar[str] = "fuse-add-norm"
     phase: ClassVar[Phase] = "fuse"
+    requires: ClassVar[frozenset[str]] = frozenset({"norms-raised"})
     establishes: ClassVar[frozenset[str]] = frozenset({"add-norm-fused"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     anchors: ClassVar[tuple[str, ...]] = ("nn.rms_norm", "nn.layer_norm")

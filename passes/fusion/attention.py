@@ -46,7 +46,7 @@ class FuseAttention(Pass):
 
     name: ClassVar[str] = "fuse-attention"
     phase: ClassVar[Phase] = "fuse"
-    requires: ClassVar[frozenset[str]] = frozenset({"one-sequence"})
+    requires: ClassVar[frozenset[str]] = frozenset({"one-sequence", "gqa-raised"})
     establishes: ClassVar[frozenset[str]] = frozenset({"paged"})
     destroys: ClassVar[frozenset[str]] = frozenset({"one-sequence"})
     numerics: ClassVar[Numerics] = Numerics.REORDER

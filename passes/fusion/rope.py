@@ -18,7 +18,7 @@ class FuseRope(RewritePass):
 
     name: ClassVar[str] = "fuse-rope"
     phase: ClassVar[Phase] = "fuse"
-    requires: ClassVar[frozenset[str]] = frozenset({"one-sequence"})
+    requires: ClassVar[frozenset[str]] = frozenset({"one-sequence", "rope-raised"})
     establishes: ClassVar[frozenset[str]] = frozenset({"rope-fused"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     anchors: ClassVar[tuple[str, ...]] = ("nn.sdpa",)

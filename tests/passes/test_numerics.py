@@ -16,7 +16,7 @@ from ropeway.compiler.ops.text import read_module
 from ropeway.compiler.pipeline.base import Numerics, PassContext
 from ropeway.compiler.pipeline.pipeline import Pipeline
 from ropeway.compiler.pipeline.probe import Probe
-from ropeway.passes import CATALOGUE, GIVEN
+from ropeway.passes import CATALOGUE
 from ropeway.passes.fusion.attention import FuseAttention
 from ropeway.passes.fusion.lm_head import LowerLmHead
 
@@ -24,7 +24,6 @@ FUSIONS = Pipeline.parse(
     "canonicalize,fold,cse,dce,fuse-qkv,fuse-gate-up,fuse-swiglu,fuse-add-norm,fuse-norm-linear,"
     "fuse-rope,fuse-attention{block-size=4},lower-lm-head,canonicalize,dce",
     CATALOGUE,
-    given=GIVEN,
 )
 ZOO = {
     "llama": Shape(),
