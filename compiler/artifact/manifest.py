@@ -16,6 +16,7 @@ from ropeway.compiler.errors import ArtifactError
 
 KIND = "ropeway-artifact"
 FORMAT = 1
+NumericsClass = Literal["exact", "reorder", "lossy"]
 MANIFEST = "manifest.json"
 SEAL = "manifest.sha256"
 
@@ -127,7 +128,7 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activations: str
     compute: str = "f32"
     batch_invariant: bool = True
-    passes: Literal["exact", "reorder", "lossy"] = "reorder"
+    passes: NumericsClass = "reorder"
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from ropeway.compiler.artifact.manifest import (
     Manifest,
     ModelInfo,
     Numerics,
+    NumericsClass,
     PlaneSpec,
     RankSpec,
     TensorInput,
@@ -120,14 +121,11 @@ def used_weights(function: Function) -> list[Weight]:
     return list(seen.values())
 
 
-def weakest(report: Report) -> str:
+def weakest(report: Report) -> NumericsClass:
     """The weakest numerics class among the passes that changed something."""
-    order = ("exact", "reorder", "lossy")
-    return max(
-        (entry.numerics for entry in report.passes if entry.matches),
-        key=order.index,
-        default=order[0],
-    )
+    order: tuple[NumericsClass, ...] = ("exact", "reorder", "lossy")
+    ran = {entry.numerics for entry in report.passes if entry.matches}
+    return max((name for name in order if name in ran), key=order.index, default=order[0])
 
 
 def _entry(weight: Weight, origin: Origin) -> WeightEntry:
