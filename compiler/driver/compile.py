@@ -67,7 +67,7 @@ def compile_model(
     target = activate(options.target, "compile").target
     require("compiling", "torch", "sympy")
     from ropeway.compiler.driver.contents import Origin, build_contents  # noqa: PLC0415
-    from ropeway.compiler.frontend import import_model  # noqa: PLC0415
+    from ropeway.compiler.driver.import_model import import_model  # noqa: PLC0415
     from ropeway.passes.lowering import lowering_pipeline  # noqa: PLC0415
 
     progress(_STAGES[0], 0, len(_STAGES))
