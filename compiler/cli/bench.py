@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.bench.machine import measure_in_child
 from ropeway.runtime.bench.quiet import Sampler, process_age
 from ropeway.runtime.bench.suite import Bounds, fractions, run_suite
 from ropeway.runtime.bench.workload import make_workload, read_workload
-from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
 
