@@ -4,110 +4,161 @@ Each bucket runs twice with at most 2 true rows: once with everything else (aren
 unused KV blocks) filled with NaN and once with zeros. The logits of the true rows must be bit-equal
 and hold no NaN. A kernel or a plan that reads a padding row, an unwritten buffer or a stranger's
 block fails loading with the bucket and the op; the op is found by running prefixes of the plan.
+
+A step with 2 rows takes as long as reading the weights, so buckets run together, step by step, each
+in an arena of its own: the weights come from memory twice in all instead of twice per bucket.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RunError
-from ropeway.compiler.targets.cpu.plan import ITEM_SIZES, Ref, Step, row_capacity
-from ropeway.runtime.devices.base import StepInputs
+from ropeway.compiler.targets.cpu.plan import (
+    ITEM_SIZES,
+    BucketPlan,
+    Ref,
+    Step,
+    row_capacity,
+)
+from ropeway.runtime.devices.base import Float32Array, StepInputs
 from ropeway.runtime.devices.cpu.program import CacheMemory
 
 if TYPE_CHECKING:
     from ropeway.runtime.devices.cpu.program import Program
 
 TRUE_ROWS = 2
-# Rows of a buffer that are filled: the true ones and every row that a tile of 32 could touch. The
-# rest of a full-size bucket (100 MB) would take longer to fill than all steps to run.
-_FILLED_ROWS = 64
+# Rows of a buffer that are filled: the true ones and all that a tile of 16 rows could touch. The
+# whole of a full-size bucket (50 MB for SmolLM2) would take longer to fill than the steps to run.
+_FILLED_ROWS = 18
+_WAVE_BYTES = 1 << 30  # arenas mapped at a time; only the filled rows take memory
 _NAN, _ZERO = 0xFF, 0x00  # bytes: 0xFF.. is a NaN in f32 and bf16
 _RESULTS = ("y", "sum", "q_out", "k_out")
+_BLOCKS = TRUE_ROWS + 1  # KV blocks of a bucket: one per request, and one that stays unused
 
 
 def check_program(program: "Program") -> None:
-    """Run the check for every bucket. Raises RunError naming the first bad bucket and its op.
-
-    Leaves the program without KV blocks: allocate them afterwards.
-    """
-    caches = CacheMemory.allocate(program.template, 2 + TRUE_ROWS)
-    program.set_caches(caches)
-    for bucket in program.plans:
-        _BucketCheck(program, bucket, caches).run()
-    program.set_caches(None)
+    """Run the check for every bucket. Raises RunError naming the first bad bucket and its op."""
+    for wave in _waves(program.plans.values()):
+        _Wave(program, wave).run()
 
 
-class _BucketCheck:
-    """One bucket of a program."""
+def _waves(plans: Iterable[BucketPlan]) -> Iterator[list[BucketPlan]]:
+    """Plans in groups whose arenas fit the limit together."""
+    wave: list[BucketPlan] = []
+    for plan in plans:
+        if wave and sum(p.arena_bytes for p in (*wave, plan)) > _WAVE_BYTES:
+            yield wave
+            wave = []
+        wave.append(plan)
+    if wave:
+        yield wave
 
-    def __init__(self, program: "Program", bucket: Bucket, caches: CacheMemory) -> None:
-        self._program = program
-        self._bucket = bucket
-        self._caches = caches
-        self._inputs = small_step(bucket, program.groups)
-        self._ranges = _filled_ranges(program, bucket)
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A bucket's small step, and which bytes of the shared arena are filled for it."""
+
+    bucket: Bucket
+    inputs: StepInputs
+    ranges: Sequence[tuple[int, int]]
+
+
+class _Wave:
+    """A second program over the same template and weights, with an arena for each bucket."""
+
+    def __init__(self, program: "Program", plans: Sequence[BucketPlan]) -> None:
+        base, shifted = 0, {}
+        for plan in plans:
+            shifted[plan.bucket] = BucketPlan(
+                bucket=plan.bucket,
+                arena_bytes=base + plan.arena_bytes,
+                offsets=[base + offset for offset in plan.offsets],
+            )
+            base += -(-plan.arena_bytes // 4096) * 4096
+        self._program = program.twin(shifted)
+        self._caches = CacheMemory.allocate(program.template, 1 + _BLOCKS * len(plans))
+        self._jobs = [
+            _Job(
+                bucket,
+                small_step(bucket, program.groups, 1 + _BLOCKS * number),
+                _filled_ranges(self._program, bucket),
+            )
+            for number, bucket in enumerate(shifted)
+        ]
 
     def run(self) -> None:
-        poisoned, clean = self._outputs(_NAN), self._outputs(_ZERO)
-        if np.isfinite(clean).all() and poisoned.tobytes() == clean.tobytes():
-            return
-        number = self._first_bad_step()
+        try:
+            self._program.set_caches(self._caches)
+            poisoned, clean = self._outputs(self._jobs, _NAN), self._outputs(self._jobs, _ZERO)
+            for job, bad, good in zip(self._jobs, poisoned, clean, strict=True):
+                if not np.isfinite(good).all() or bad.tobytes() != good.tobytes():
+                    raise self._error(job)
+        finally:
+            self._program.close()
+
+    def _error(self, job: _Job) -> RunError:
+        number = self._first_bad_step(job)
         step = self._program.template.steps[number]
-        raise RunError(
-            f"self-check of bucket {self._bucket.name} failed at step {number}, {step.op} (kernel "
+        return RunError(
+            f"self-check of bucket {job.bucket.name} failed at step {number}, {step.op} (kernel "
             f"{step.kernel}): its true rows depend on padding, or aren't numbers: don't use this "
             f"program; compile it again, and if that doesn't help please report it"
         )
 
-    def _outputs(self, fill: int, steps: int = -1) -> np.ndarray:
-        for offset, size in self._ranges:
-            ctypes.memset(self._program.arena.address + offset, fill, size)
+    def _outputs(self, jobs: Sequence[_Job], fill: int, steps: int = -1) -> list[Float32Array]:
+        """The logits of each job after its first `steps` steps over memory full of `fill`."""
+        for job in jobs:
+            for offset, size in job.ranges:
+                ctypes.memset(self._program.arena.address + offset, fill, size)
         self._caches.fill(fill)
-        self._program.run(self._bucket, self._inputs, steps)
-        return self._program.logits(self._bucket, len(self._inputs.rows)).copy()
+        self._program.run_together([(job.bucket, job.inputs) for job in jobs], steps)
+        return [self._program.logits(job.bucket, len(job.inputs.rows)).copy() for job in jobs]
 
-    def _first_bad_step(self) -> int:
+    def _first_bad_step(self, job: _Job) -> int:
         """Bisects: from the first bad step on, something that steps wrote is bad."""
         low, high = 0, len(self._program.template.steps) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._is_bad(middle):
+            if self._is_bad(job, middle):
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _is_bad(self, number: int) -> bool:
+    def _is_bad(self, job: _Job, number: int) -> bool:
         """Whether the true rows that the last writing step up to `number` left are bad."""
         steps = self._program.template.steps
         while number > 0 and not _results(steps[number]):
             number -= 1
         states = []
         for fill in (_NAN, _ZERO):
-            self._outputs(fill, number + 1)
-            states.append([self._read(steps[number], ref) for ref in _results(steps[number])])
+            self._outputs([job], fill, number + 1)
+            states.append([self._read(job, steps[number], ref) for ref in _results(steps[number])])
         pairs = zip(*states, strict=True)
-        return any(not np.array_equal(a, b) or not np.isfinite(b).all() for a, b in pairs)
+        return any(a.tobytes() != b.tobytes() or not np.isfinite(b).all() for a, b in pairs)
 
-    def _read(self, step: Step, ref: Ref) -> np.ndarray:
+    def _read(self, job: _Job, step: Step, ref: Ref) -> Float32Array:
         """The true rows of a result, as float32."""
         program = self._program
-        counts = dict(zip(("tokens", "requests", "rows"), self._inputs.counts, strict=True))
+        counts = dict(zip(("tokens", "requests", "rows"), job.inputs.counts, strict=True))
         row_bytes = program.template.buffers[ref.index].row_bytes
-        start = program.plans[self._bucket].offsets[ref.index]
+        start = program.plans[job.bucket].offsets[ref.index]
         item = ITEM_SIZES[ref.dtype]
         raw = program.arena.bytes[start : start + counts[step.rows] * row_bytes]
-        words = raw.view(np.uint16 if item == 2 else np.uint32).reshape(-1, row_bytes // item)
+        words: NDArray[np.unsignedinteger] = raw.view(np.uint16 if item == 2 else np.uint32)
         columns = np.full((1,) * len(ref.shape), ref.offset // item)
         for axis, (size, stride) in enumerate(zip(ref.shape, ref.strides, strict=True)):
             shape = [1] * len(ref.shape)
             shape[axis] = size
             columns = columns + (np.arange(size) * stride).reshape(shape)
-        found = words[:, columns.reshape(-1)].astype(np.uint32)
+        rows = words.reshape(-1, row_bytes // item)[:, columns.reshape(-1)]
+        found = rows.astype(np.uint32)
         return (found << 16 if item == 2 else found).view(np.float32)
 
 
@@ -115,22 +166,22 @@ def _results(step: Step) -> list[Ref]:
     return [step.operands[name] for name in _RESULTS if name in step.operands]
 
 
-def small_step(bucket: Bucket, groups: int) -> StepInputs:
+def small_step(bucket: Bucket, groups: int, first_block: int = 1) -> StepInputs:
     """At most 2 true rows: two requests in a decode bucket, else one request with two tokens.
 
-    Request r has block r + 1; every sequence starts at position 0.
+    Request r has block first_block + r; every sequence starts at position 0.
     """
     tokens = min(TRUE_ROWS, bucket.tokens)
     requests = min(tokens, bucket.requests) if bucket.kind == "decode" else 1
     per_request = tokens // requests
     tokens = per_request * requests
     positions = np.tile(np.arange(per_request, dtype=np.int32), requests)
-    blocks = np.repeat(np.arange(1, requests + 1, dtype=np.int32), per_request)
-    table = np.arange(1, requests + 1, dtype=np.int32).reshape(requests, 1)
+    table = np.arange(first_block, first_block + requests, dtype=np.int32).reshape(requests, 1)
+    blocks = np.repeat(table[:, 0], per_request)
     return StepInputs(
         ids=np.arange(1, tokens + 1, dtype=np.int32) % 2,
         positions=positions,
-        slots=[blocks * 32 + positions] * groups,
+        slots=[blocks * np.int32(32) + positions] * groups,
         block_tables=[table] * groups,
         query_start=np.arange(requests + 1, dtype=np.int32) * np.int32(per_request),
         lengths=np.full(requests, per_request, np.int32),

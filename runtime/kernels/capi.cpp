@@ -117,6 +117,12 @@ ROPEWAY_API void rw_program_run(Program* program, int32_t bucket, const ropeway:
     *report = program->run(bucket, *data, limit, stamps);
 }
 
+ROPEWAY_API void rw_program_run_together(Program* program, const int32_t* buckets,
+                                         const ropeway::StepData* data, int64_t count,
+                                         int64_t limit, ropeway::RunReport* report) {
+    *report = program->run_together(buckets, data, count, limit);
+}
+
 ROPEWAY_API int32_t rw_record_bytes(int32_t which) {
     switch (which) {
         case 0: return sizeof(ropeway::RefRecord);

@@ -250,24 +250,28 @@ void Program::execute(const Context& context, const BoundStep& step) const {
         step.arguments);
 }
 
-RunReport Program::run(int number, const StepData& data, int64_t limit, int64_t* stamps) {
+RunReport Program::prepare(int number, const StepData& data) {
     if (number < 0 || static_cast<size_t>(number) >= buckets_.size()) {
         return fault(Fault::bucket, 0, number, static_cast<int64_t>(buckets_.size()));
     }
     BucketRecord& bucket = *buckets_[static_cast<size_t>(number)];
     const RunReport report = check(bucket, data);
     if (report.fault != 0) return report;
-    const auto total = static_cast<int64_t>(bucket.steps.size());
-    const int64_t count = limit < 0 ? total : std::min(limit, total);
-    for (int64_t i = 0; i < count; ++i) patch(bucket.steps[static_cast<size_t>(i)], data);
+    bucket.counts[0] = data.tokens;
+    bucket.counts[1] = data.requests;
+    bucket.counts[2] = data.rows;
+    for (BoundStep& step : bucket.steps) patch(step, data);
+    return {};
+}
 
+void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps) {
+    const auto total = static_cast<int64_t>(records_.size());
     struct Job {
         Program* program;
-        const BucketRecord* bucket;
-        int64_t count;
-        int64_t counts[3];
+        const int32_t* buckets;
+        int64_t count, steps;
         int64_t* stamps;
-    } job{this, &bucket, count, {data.tokens, data.requests, data.rows}, stamps};
+    } job{this, buckets, count, limit < 0 ? total : std::min(limit, total), stamps};
     if (stamps != nullptr) stamps[0] = now();
     team_->run(
         [](void* argument, int rank) {
@@ -280,9 +284,12 @@ RunReport Program::run(int number, const StepData& data, int64_t limit, int64_t*
             context.shared = program.shared_.data();
             context.team = program.team_;
             context.barrier = [](void* team, int) { static_cast<Team*>(team)->barrier(); };
-            for (int64_t i = 0; i < job.count; ++i) {
-                const BoundStep& step = job.bucket->steps[static_cast<size_t>(i)];
-                if (job.counts[static_cast<int>(step.rows)] > 0) {
+            for (int64_t i = 0; i < job.steps; ++i) {
+                for (int64_t j = 0; j < job.count; ++j) {
+                    const BucketRecord& bucket =
+                        *program.buckets_[static_cast<size_t>(job.buckets[j])];
+                    const BoundStep& step = bucket.steps[static_cast<size_t>(i)];
+                    if (bucket.counts[static_cast<int>(step.rows)] == 0) continue;
                     program.execute(context, step);
                     program.team_->barrier();
                 }
@@ -290,6 +297,21 @@ RunReport Program::run(int number, const StepData& data, int64_t limit, int64_t*
             }
         },
         &job);
+}
+
+RunReport Program::run(int bucket, const StepData& data, int64_t limit, int64_t* stamps) {
+    const RunReport report = prepare(bucket, data);
+    if (report.fault == 0) replay(&bucket, 1, limit, stamps);
+    return report;
+}
+
+RunReport Program::run_together(const int32_t* buckets, const StepData* data, int64_t count,
+                                int64_t limit) {
+    for (int64_t i = 0; i < count; ++i) {
+        const RunReport report = prepare(buckets[i], data[i]);
+        if (report.fault != 0) return report;
+    }
+    replay(buckets, count, limit, nullptr);
     return {};
 }
 

@@ -86,6 +86,7 @@ struct BoundStep {
 struct BucketRecord {
     int64_t tokens, requests, rows;
     std::vector<BoundStep> steps;
+    int64_t counts[3] = {0, 0, 0};  // true sizes of the step being run
 };
 
 // 64-byte aligned memory that holds anything.
@@ -114,6 +115,10 @@ public:
     // Runs the first `limit` steps (all when negative). `stamps`, when given, receives limit + 1
     // times in nanoseconds: the start, and the end of each step.
     RunReport run(int bucket, const StepData& data, int64_t limit, int64_t* stamps);
+    // Runs several buckets' steps together, each plan step for all of them before the next, so that
+    // the weights come from memory once. For the self-check: the buckets mustn't share buffers.
+    RunReport run_together(const int32_t* buckets, const StepData* data, int64_t count,
+                           int64_t limit);
 
     int64_t blocks() const { return blocks_; }
 
@@ -126,7 +131,10 @@ private:
     ScratchNeed scratch_need(BoundStep& step, const BucketRecord& bucket) const;
     RunReport check(const BucketRecord& bucket, const StepData& data) const;
     RunReport check_requests(const StepData& data) const;
+    // Checks the data and fills the true sizes and host arrays in.
+    RunReport prepare(int bucket, const StepData& data);
     void patch(BoundStep& step, const StepData& data) const;
+    void replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps);
     void execute(const Context& context, const BoundStep& step) const;
 
     Team* team_;

@@ -140,6 +140,10 @@ class Program:
             )
         return number
 
+    def twin(self, plans: Mapping[Bucket, BucketPlan]) -> "Program":
+        """Another program of the same template, weights, team and kernels, with other plans."""
+        return Program(self.template, plans, self._weights, self.team, self.isa)
+
     def set_caches(self, caches: CacheMemory | None) -> None:
         """Use these KV blocks from the next step on; without any, no step runs."""
         if caches is None:
@@ -186,6 +190,21 @@ class Program:
         del kept  # the arrays had to live until here
         if self._report.fault:
             raise _fault(bucket, self._report)
+
+    def run_together(self, jobs: Sequence[tuple[Bucket, StepInputs]], steps: int = -1) -> None:
+        """Run several buckets, each plan step for all before the next: weights are read once.
+
+        For the self-check; the buckets' plans mustn't share buffers. Raises RunError as `run` does.
+        """
+        packed = [_step_data(inputs) for _, inputs in jobs]
+        data = (records.StepData * len(jobs))(*(entry for entry, _ in packed))
+        numbers = (ctypes.c_int32 * len(jobs))(*(self._numbers[bucket] for bucket, _ in jobs))
+        self._library.rw_program_run_together(
+            self._handle, numbers, data, len(jobs), steps, ctypes.byref(self._report)
+        )
+        del packed  # the arrays had to live until here
+        if self._report.fault:
+            raise _fault(jobs[0][0], self._report)
 
     def logits(self, bucket: Bucket, rows: int) -> Float32Array:
         """The logits of the last step, [rows, V], as they lie in the arena."""

@@ -152,6 +152,17 @@ def declare(library: ctypes.CDLL) -> None:
             [_PTR, ctypes.POINTER(_PTR), ctypes.POINTER(_PTR), _I64],
         ),
         "rw_program_copy_blocks": (None, [_PTR, ctypes.POINTER(_I64), _I64]),
+        "rw_program_run_together": (
+            None,
+            [
+                _PTR,
+                ctypes.POINTER(_I32),
+                ctypes.POINTER(StepData),
+                _I64,
+                _I64,
+                ctypes.POINTER(RunReport),
+            ],
+        ),
         "rw_program_run": (
             None,
             [
