@@ -6,12 +6,12 @@ CheckpointError here, before a module is built.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ropeway.compiler.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "divided")
 _SCALED_FROM_ORIGINAL = ("yarn", "llama3")
 _LIMITS = {
     "num_hidden_layers": 1024,
@@ -31,7 +31,9 @@ class RopeConfig:
     """Rotary positions: `kind` is one of ROPE_TYPES; lengths count tokens.
 
     `original_length` is the length the model was trained for before scaling. Fields that a kind
-    doesn't use keep their defaults. `attention_factor` None means the kind's own formula.
+    doesn't use keep their defaults. `divisors` slow each frequency by a number of its own
+    ("divided": how GGUF files store llama3's scaling). `attention_factor` None means the kind's own
+    formula.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,8 @@ def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
     rope = RopeConfig(kind=kind, theta=theta, original_length=original)
     if kind == "default":
         return rope
+    if kind == "divided":
+        return replace(rope, divisors=_divisors(settings))
     optional = {
         key: number(settings, key, 0.0) or None
         for key in ("attention_factor", "mscale", "mscale_all_dim")
@@ -153,6 +158,13 @@ def read_rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
         low_freq_factor=number(settings, "low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=number(settings, "high_freq_factor", None if kind == "llama3" else 4.0),
     )
+
+
+def _divisors(settings: Mapping[str, Any]) -> tuple[float, ...]:
+    values = settings.get("divisors")
+    if not isinstance(values, list) or not all(isinstance(v, float) and v > 0 for v in values):
+        raise CheckpointError("config.json: 'divisors' must list one number a frequency")
+    return tuple(values)
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int, *, first: int) -> tuple[int, ...]:
@@ -202,6 +214,9 @@ def read_config(
     if activation != "silu":
         raise CheckpointError(f"config.json: hidden_act {activation!r}; expected 'silu'")
     positions = integer(config, "max_position_embeddings", max_positions)
+    rope = read_rope(config, positions)
+    if rope.divisors and len(rope.divisors) != dim // 2:
+        raise CheckpointError(f"config.json: {len(rope.divisors)} divisors for {dim // 2} angles")
     return DecoderConfig(
         vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden,
@@ -213,7 +228,7 @@ def read_config(
         norm_eps=number(config, "rms_norm_eps", 1e-6),
         activation=activation,
         max_positions=positions,
-        rope=read_rope(config, positions),
+        rope=rope,
         windows=windows if windows is not None else (0,) * layers,
         tie_embeddings=flag(config, "tie_word_embeddings", False),
         qkv_bias=qkv_bias,

@@ -39,6 +39,8 @@ def _frequencies(config: RopeConfig, head_dim: int, steps: torch.Tensor) -> torc
     inverse = 1.0 / (config.theta**steps)
     if config.kind == "linear":
         return inverse / config.factor
+    if config.kind == "divided":
+        return inverse / torch.tensor(config.divisors, dtype=torch.float32)
     if config.kind == "llama3":
         return _llama3_frequencies(config, inverse)
     if config.kind == "yarn":

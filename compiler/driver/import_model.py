@@ -69,9 +69,9 @@ def _import_directory(path: Path, name: str, dtype: str, max_model_len: int | No
 
     opened = open_directory(path)
     tied = opened.config.get("tie_word_embeddings") is True
-    module: nn.Module
     if opened.config.get("model_type") in ARCHITECTURES:
-        module, prefix = build_model(opened.config), ""
+        module: nn.Module = build_model(opened.config)
+        prefix = ""
     else:
         module = build_transformers_model(path, opened.config)
         prefix = str(getattr(module, "base_model_prefix", ""))

@@ -129,11 +129,13 @@ def _collect(
     persistent = set()
     ids = ""
     real = dict(module.named_buffers(remove_duplicate=False))
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     for spec in program.graph_signature.input_specs:
         name = spec.arg.name
         target = (spec.target or "").removeprefix(_WRAPPER + ".")
         if spec.kind == InputKind.PARAMETER:
-            parameters[name] = target
+            parameters[name] = names.get(target, target)
         elif spec.kind == InputKind.BUFFER:
             value = real.get(target)
             buffers[name] = (target, None if value is None or value.is_meta else value)
