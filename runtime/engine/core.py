@@ -17,9 +17,10 @@ from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
+from ropeway.runtime.engine.plan import Progress, StepPlan
 from ropeway.runtime.engine.request import FinishReason, Request
 from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, token_logprobs
-from ropeway.runtime.engine.scheduler import Progress, Scheduler, StepPlan
+from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_step_inputs
 from ropeway.runtime.sampling.batch import SampleResult
 

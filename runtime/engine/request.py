@@ -49,11 +49,6 @@ class Request:
         """Length of the prompt."""
         return len(self.prompt)
 
-    @property
-    def samples(self) -> bool:
-        """False when only the prompt is to be scored (max_tokens 0)."""
-        return self.total_tokens > len(self.prompt)
-
 
 class Choice:
     """One choice of a request: its tokens, how many of them have KV, and the blocks it holds."""
@@ -63,6 +58,7 @@ class Choice:
         "blocks",
         "cached_tokens",
         "choice",
+        "draws",
         "entries",
         "forks",
         "in_flight",
@@ -99,6 +95,7 @@ class Choice:
         self.published = 0  # leading blocks that needn't be offered to the prefix cache any more
         self.shared = False  # whether another sequence may hold the block it writes next
         self.forks = request.choices - 1 if choice == 0 else 0  # choices still to be forked
+        self.draws = request.total_tokens > request.prompt_tokens  # False: only scored
         self.in_flight = False
         self.aborted = False
         self.preemptions = 0

@@ -7,8 +7,8 @@ penalty slots are refilled whenever a sequence starts, or starts again after a p
 from collections.abc import Sequence
 
 from ropeway.runtime.engine.messages import GenerationRequest, TokenLogprobs
+from ropeway.runtime.engine.plan import Chunk, StepPlan
 from ropeway.runtime.engine.request import Choice
-from ropeway.runtime.engine.scheduler import Chunk, StepPlan
 from ropeway.runtime.sampling.batch import (
     RowSettings,
     SampleBatch,

@@ -12,76 +12,19 @@ committed, hence computed, full blocks are published.
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RequestError, RunError
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
+from ropeway.runtime.engine.plan import Chunk, Progress, SchedulerCounters, StepPlan
 from ropeway.runtime.engine.prefix import Digest, blake2b
 from ropeway.runtime.engine.prefix_walk import match_prefix, publish_blocks
-from ropeway.runtime.engine.request import Choice, FinishReason, Key, Request, State
+from ropeway.runtime.engine.request import Choice, Key, Request, State
 
 _key = attrgetter("key")
-
-
-@dataclass(slots=True)
-class Chunk:
-    """One sequence's share of a step: tokens start..start + count.
-
-    Prompt rows `scored[0]..scored[1]` (positions) are wanted for prompt logprobs; `samples` is how
-    many tokens are drawn from the last row: one, or n before a fork.
-    """
-
-    seq: Choice
-    start: int
-    count: int
-    scored: tuple[int, int]
-    samples: int
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """A decided step. Copies run first, in order; their sources stay held until commit."""
-
-    number: int
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    tokens: int = 0
-    rows: int = 0
-    scored: int = 0  # of the rows
-    samples: int = 0
-    open: bool = True  # neither committed nor abandoned
-    bucket: Bucket = field(init=False)  # set once the plan is complete
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a committed step did for one sequence; `draw` is the index of its draw, -1 without.
-
-    A draw that failed (token below 0) ends the sequence with an error.
-    """
-
-    seq: Choice
-    token: int | None
-    draw: int = -1
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start."""
-
-    steps: int = 0
-    tokens: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up
-    prefix_hits: int = 0  # of those, found
 
 
 class Scheduler:
@@ -244,13 +187,15 @@ class Scheduler:
         if not self._make_writable(seq, start + count, plan):
             return seq in self._running
         samples = 0
-        if start + count == seq.num_tokens and seq.request.samples:
+        if start + count == seq.num_tokens and seq.draws:
             samples = 1 + seq.forks
+            plan.samples += samples
+            plan.rows += 1
+        if scored[1]:
+            plan.scored += scored[1] - scored[0]
+            plan.rows += scored[1] - scored[0]
         plan.chunks.append(Chunk(seq, start, count, scored, samples))
         plan.tokens += count
-        plan.scored += scored[1] - scored[0]
-        plan.rows += scored[1] - scored[0] + (samples > 0)
-        plan.samples += samples
         return True
 
     def _score(self, seq: Choice, count: int, rows: int) -> tuple[int, tuple[int, int]]:
@@ -399,13 +344,20 @@ class Scheduler:
                 self._drop(seq)
                 continue
             seq.num_computed = chunk.start + chunk.count
-            seq.rows_done = max(seq.rows_done, chunk.scored[1])
+            if chunk.scored[1]:
+                seq.rows_done = chunk.scored[1]
             if seq.num_computed // self._block_size > seq.published:
                 publish_blocks(self.pool, seq, self._block_size, self._digest)
-            if chunk.samples:
-                self._append(seq, tokens[first:cursor], first, progress)
-            elif not seq.request.samples and seq.num_computed == seq.num_tokens:
-                self._finish(Progress(seq, None, -1, "length"), progress)
+            if chunk.samples == 1:
+                progress.append(self._append(seq, tokens[first], first))
+            elif chunk.samples:
+                drawn = tokens[first:cursor]
+                for draw, (child, token) in enumerate(
+                    zip((seq, *self._fork(seq)), drawn, strict=True), first
+                ):
+                    progress.append(self._append(child, token, draw))
+            elif not seq.draws and seq.num_computed == seq.num_tokens:
+                progress.append(self._finish(Progress(seq, None, -1, "length")))
         return progress
 
     def abandon(self, plan: StepPlan) -> None:
@@ -422,30 +374,24 @@ class Scheduler:
             else:
                 self._preempt(chunk.seq)
 
-    def _append(
-        self, seq: Choice, drawn: Sequence[int], first: int, progress: list[Progress]
-    ) -> None:
-        children = self._fork(seq, len(drawn) - 1) if len(drawn) > 1 else ()
-        for draw, (child, token) in enumerate(zip((seq, *children), drawn, strict=True), first):
-            if token < 0:
-                self._finish(Progress(child, None, draw, "error"), progress)
-                continue
-            child.append(token)
-            request = child.request
-            if token in request.stop_ids:
-                shown = token if request.stop_ids[token] else None
-                self._finish(Progress(child, token, draw, "stop", shown), progress)
-            elif child.num_tokens >= request.total_tokens:
-                self._finish(Progress(child, token, draw, "length"), progress)
-            else:
-                progress.append(Progress(child, token, draw))
+    def _append(self, seq: Choice, token: int, draw: int) -> Progress:
+        if token < 0:
+            return self._finish(Progress(seq, None, draw, "error"))
+        seq.append(token)
+        request = seq.request
+        if token in request.stop_ids:
+            shown = token if request.stop_ids[token] else None
+            return self._finish(Progress(seq, token, draw, "stop", shown))
+        if seq.num_tokens >= request.total_tokens:
+            return self._finish(Progress(seq, token, draw, "length"))
+        return Progress(seq, token, draw)
 
-    def _fork(self, seq: Choice, count: int) -> list[Choice]:
-        """Choices 1..count of a request whose prompt is done; all share its blocks.
+    def _fork(self, seq: Choice) -> list[Choice]:
+        """The other choices of a request whose prompt is done; all share its blocks.
 
         One that finds no slot waits, and takes the prompt's blocks from the prefix cache later.
         """
-        children = [Choice(seq.request, choice + 1) for choice in range(count)]
+        children = [Choice(seq.request, choice + 1) for choice in range(seq.forks)]
         seq.forks = 0
         self._live[seq.request.request_id].extend(children)
         for child in children:
@@ -468,10 +414,10 @@ class Scheduler:
             insort(self._running, child, key=_key)
         return children
 
-    def _finish(self, end: Progress, progress: list[Progress]) -> None:
+    def _finish(self, end: Progress) -> Progress:
         self._drop(end.seq)
         self._forget(end.seq)
-        progress.append(end)
+        return end
 
     def _drop(self, seq: Choice) -> None:
         if seq.state is State.RUNNING:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ropeway.runtime.devices.base import StepInputs
 from ropeway.runtime.engine.block_tables import BlockTables
-from ropeway.runtime.engine.scheduler import StepPlan
+from ropeway.runtime.engine.plan import StepPlan
 
 
 def build_step_inputs(plan: StepPlan, tables: BlockTables) -> StepInputs:

@@ -19,7 +19,7 @@ from support.toy_loop import ToyLoop
 
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RequestError
-from ropeway.runtime.engine.scheduler import StepPlan
+from ropeway.runtime.engine.plan import StepPlan
 
 VOCAB = 97
 STEM = np.random.default_rng(3).integers(0, VOCAB, 24).tolist()

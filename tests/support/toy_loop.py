@@ -8,9 +8,10 @@ from ropeway.compiler.config import Bucket
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import step_limits
+from ropeway.runtime.engine.plan import Progress, StepPlan
 from ropeway.runtime.engine.prefix import Digest, blake2b
 from ropeway.runtime.engine.request import Request
-from ropeway.runtime.engine.scheduler import Progress, Scheduler, StepPlan
+from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_step_inputs
 from support.toy_device import ToyDevice
 
