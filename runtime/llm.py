@@ -135,7 +135,10 @@ class LLM:
         texts = _as_prompts(prompts)
         params = _one_each("sampling_params", sampling_params or SamplingParams(), len(texts))
         priorities = _one_each("priority", priority, len(texts))
-        mine = self._queue(texts, params, priorities, cache_salt)
+        return self._finish(self._queue(texts, params, priorities, cache_salt), use_tqdm)
+
+    def _finish(self, mine: list[Assembly], use_tqdm: bool) -> list[RequestOutput]:
+        """Run until all of `mine` have ended."""
         try:
             with GenerationProgress(len(mine), enabled=use_tqdm) as progress:
                 for assembly in mine:
@@ -164,7 +167,8 @@ class LLM:
         single = isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts = [self.tokenizer.encode_chat(one) for one in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+        return self._finish(self._queue(prompts, params), use_tqdm)
 
     def stream(
         self,
@@ -229,8 +233,8 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
-        priorities: Sequence[int],
-        salt: str,
+        priorities: Sequence[int] | None = None,
+        salt: str = "",
         *,
         streaming: bool = False,
     ) -> list[Assembly]:
@@ -243,7 +247,7 @@ class LLM:
                     request_id=str(self._count + index),
                     prompt=ids,
                     params=one,
-                    priority=priorities[index],
+                    priority=priorities[index] if priorities else 0,
                     salt=salt,
                 )
                 for index, (ids, one) in enumerate(zip(encoded, params, strict=True))
