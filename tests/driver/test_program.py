@@ -11,6 +11,7 @@ from support.tiny_checkpoint import make_checkpoint
 import ropeway
 from ropeway.compiler.ir.fingerprint import fingerprint
 from ropeway.compiler.ir.printer import print_module
+from ropeway.passes import CATALOGUE, GIVEN, default_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +108,11 @@ def test_bf16_weights_are_rounded_once(checkpoint: Path, tmp_path: Path) -> None
 
 
 def test_pipeline_may_be_a_spec_or_a_pipeline(checkpoint: Path) -> None:
-    spec = "canonicalize,cse,dce,fuse-attention,lower-lm-head,dce"
+    spec = "raise-gqa,canonicalize,cse,dce,fuse-attention,lower-lm-head,dce"
     by_spec = ropeway.compile(checkpoint, target="reference", pipeline=spec)
     assert by_spec.report.matches("fuse-qkv") == 0
     assert by_spec.report.matches("fuse-attention") == 2
-    pipeline = ropeway.Pipeline.parse(spec, _catalogue(), given={"one-sequence"})
+    pipeline = ropeway.Pipeline.parse(spec, CATALOGUE, given=GIVEN)
     by_value = ropeway.compile(checkpoint, target="reference", pipeline=pipeline)
     assert print_module(by_value.module) == print_module(by_spec.module)
 
@@ -125,14 +126,9 @@ def test_explain_names_what_matched_and_what_did_not(
     assert counts["fuse-swiglu"] == "2"
     assert counts["fuse-norm-linear"] == "5"
     assert "KV bytes per token: 1024" in program.explain()
-    spec = "fuse-norm-linear,fuse-attention,lower-lm-head"
+    # A second fuse-qkv finds nothing left.
+    spec = default_pipeline().spec.replace("fuse-qkv,", "fuse-qkv,fuse-qkv,")
     bare = ropeway.compile(checkpoint, target="reference", pipeline=spec).explain()
     fused, _, missed = bare.partition("Not fused:")
-    assert "fuse-attention" in fused
-    assert "fuse-norm-linear" in missed
-
-
-def _catalogue() -> dict[str, type]:
-    from ropeway.passes import CATALOGUE  # noqa: PLC0415
-
-    return dict(CATALOGUE)
+    assert "fuse-qkv            2" in fused
+    assert "fuse-qkv" in missed
