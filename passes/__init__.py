@@ -36,7 +36,8 @@ def default_pipeline() -> Pipeline:
     """From an imported module to a fused step function, for any target; lowering comes after."""
     return Pipeline(
         [
-            Canonicalize(),
+            # Raising reads structures as models spell them; canonicalize would merge reshapes
+            # across their borders, so it comes after. CSE first: models spell x - mean twice.
             Cse(),
             Dce(),
             RaiseRmsNorm(),
