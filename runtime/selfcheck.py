@@ -2,14 +2,16 @@
 
 Each bucket runs twice with at most 2 true rows: once with everything else (arena, padding rows,
 unused KV blocks) filled with NaN and once with zeros. The logits of the true rows must be bit-equal
-and hold no NaN. A kernel or a plan that reads a padding row, an unwritten buffer or a stranger's
-block fails loading with the bucket and the op; the op is found by running prefixes of the plan.
+and hold no NaN, and the first row, which is the same request everywhere, must be the same bits in
+every bucket. A kernel or a plan that reads a padding row, an unwritten buffer or a stranger's block
+fails loading with the bucket and the op; the op is found by running prefixes of the plan.
 
 A step with 2 rows takes as long as reading the weights, so buckets run together, step by step, each
 in an arena of its own: the weights come from memory twice in all instead of twice per bucket.
 """
 
 import ctypes
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -98,12 +100,26 @@ class _Wave:
             poisoned, clean = self._outputs(self._jobs, _NAN), self._outputs(self._jobs, _ZERO)
             for job, bad, good in zip(self._jobs, poisoned, clean, strict=True):
                 if not np.isfinite(good).all() or bad.tobytes() != good.tobytes():
-                    raise self._error(job)
+                    raise self._error(job, None)
+            self._compare(clean)
         finally:
             self._program.close()
 
-    def _error(self, job: _Job) -> RunError:
-        number = self._first_bad_step(job)
+    def _compare(self, clean: Sequence[Float32Array]) -> None:
+        """The first token is the same in every bucket, and so must be its logits."""
+        first = {
+            number: logits[0].tobytes()
+            for number, (job, logits) in enumerate(zip(self._jobs, clean, strict=True))
+            if job.inputs.rows[0] == 0
+        }
+        counted = Counter(first.values()).most_common(1)
+        for number, found in first.items():
+            if found != counted[0][0]:
+                peer = next(n for n, other in first.items() if other == counted[0][0])
+                raise self._error(self._jobs[number], self._jobs[peer])
+
+    def _error(self, job: _Job, peer: _Job | None) -> RunError:
+        number = self._first_bad_step(job, peer)
         step = self._program.template.steps[number]
         return RunError(
             f"self-check of bucket {job.bucket.name} failed at step {number}, {step.op} (kernel "
@@ -120,28 +136,36 @@ class _Wave:
         self._program.run_together([(job.bucket, job.inputs) for job in jobs], steps)
         return [self._program.logits(job.bucket, len(job.inputs.rows)).copy() for job in jobs]
 
-    def _first_bad_step(self, job: _Job) -> int:
+    def _first_bad_step(self, job: _Job, peer: _Job | None) -> int:
         """Bisects: from the first bad step on, something that steps wrote is bad."""
         low, high = 0, len(self._program.template.steps) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._is_bad(job, middle):
+            if self._is_bad(job, peer, middle):
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def _is_bad(self, job: _Job, number: int) -> bool:
-        """Whether the true rows that the last writing step up to `number` left are bad."""
+    def _is_bad(self, job: _Job, peer: _Job | None, number: int) -> bool:
+        """Whether the true rows that the last writing step up to `number` left are bad.
+
+        They are when they depend on the fill, aren't finite, or the first isn't as in `peer`.
+        """
         steps = self._program.template.steps
         while number > 0 and not _results(steps[number]):
             number -= 1
-        states = []
-        for fill in (_NAN, _ZERO):
-            self._outputs([job], fill, number + 1)
-            states.append([self._read(job, steps[number], ref) for ref in _results(steps[number])])
-        pairs = zip(*states, strict=True)
-        return any(a.tobytes() != b.tobytes() or not np.isfinite(b).all() for a, b in pairs)
+        step, jobs = steps[number], [job, *([peer] if peer else [])]
+        self._outputs(jobs, _NAN, number + 1)
+        poisoned = [self._read(job, step, ref) for ref in _results(step)]
+        self._outputs(jobs, _ZERO, number + 1)
+        for ref, bad in zip(_results(step), poisoned, strict=True):
+            good = self._read(job, step, ref)
+            if bad.tobytes() != good.tobytes() or not np.isfinite(good).all():
+                return True
+            if peer and self._read(peer, step, ref)[0].tobytes() != good[0].tobytes():
+                return True
+        return False
 
     def _read(self, job: _Job, step: Step, ref: Ref) -> Float32Array:
         """The true rows of a result, as float32."""

@@ -6,14 +6,14 @@ The oracle is the interpreter on the module as it was before any pass: one seque
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ropeway.compiler.artifact import Artifact, open_artifact, write_artifact
-from ropeway.compiler.config import Bucket, default_buckets
+from ropeway.compiler.config import Bucket, choose_bucket, default_buckets
 from ropeway.compiler.driver.contents import Origin, build_contents
 from ropeway.compiler.driver.options import CompileOptions
 from ropeway.compiler.ir.graph import Module
@@ -27,6 +27,11 @@ from ropeway.runtime.devices.base import Device, StepInputs
 from support.decoder_text import Shape, decoder_text
 
 BUCKETS = tuple(default_buckets(4, 64))
+# Wide enough that a test can ask for every token's logits.
+WIDE = (
+    *(Bucket("decode", n, n, n) for n in (1, 2, 4, 8)),
+    *(Bucket("mixed", n, 8, n) for n in (64, 128)),
+)
 FAST = Shape(hidden=64, heads=4, kv_heads=2, head_dim=16, inter=96, vocab=80, positions=160)
 
 
@@ -173,27 +178,13 @@ def run_sequence(
     device: Device, tokens: Sequence[int], chunks: Sequence[int], buckets: Sequence[Bucket]
 ) -> np.ndarray:
     """Logits [T, V] of one sequence fed in chunks, each in its smallest bucket."""
-    from ropeway.compiler.config import choose_bucket  # noqa: PLC0415
-
     found, done = [], 0
     groups = device.cache_layout.groups
     size = device.cache_layout.block_size
     width = -(-len(tokens) // size)
     for chunk in chunks:
         done += chunk
-        wanted = chunk if chunk <= max(b.rows for b in buckets) else 0
         inputs = step_of([(tokens[:done], chunk)], groups, width, size)
-        if not wanted:
-            raise ValueError("chunk has more rows than any bucket takes")
         bucket = choose_bucket(buckets, "decode" if chunk == 1 else "mixed", chunk, 1, chunk)
         found.append(logits_of(device, bucket, inputs))
     return np.concatenate(found)
-
-
-def with_rows(bucket: Bucket, rows: int) -> Bucket:
-    """The same bucket with room for more wanted rows."""
-    return (
-        replace(bucket, rows=rows)
-        if not isinstance(bucket, Bucket)
-        else Bucket(bucket.kind, bucket.tokens, bucket.requests, rows)
-    )

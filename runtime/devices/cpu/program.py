@@ -5,7 +5,7 @@ Contract: plans are checked before anything native is made from them. `run` is o
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -67,11 +67,15 @@ class CacheMemory:
         """Where plane 0 (K) or 1 (V) of each cache starts."""
         return [self._region.address + offset for offset, _ in self._planes[plane::2]]
 
-    def fill(self, byte: int) -> None:
-        """Set every byte of every block but the null block, for the self-check."""
-        for offset, block in self._planes:
-            start = self._region.address + offset + block
-            ctypes.memset(start, byte, (self.blocks - 1) * block)
+    def fill(self, byte: int, blocks: Iterable[int] | None = None) -> None:
+        """Set every byte of `blocks` (None: all but the null block), for checks and tests."""
+        for offset, size in self._planes:
+            start = self._region.address + offset
+            if blocks is None:
+                ctypes.memset(start + size, byte, (self.blocks - 1) * size)
+                continue
+            for block in blocks:
+                ctypes.memset(start + block * size, byte, size)
 
 
 class Program:
