@@ -8,6 +8,7 @@ import functools
 from collections import deque
 from collections.abc import Callable
 
+from ropeway.compiler.errors import RunError
 from ropeway.runtime.engine.messages import GenerationRequest, TokenLogprobs, Update
 from ropeway.runtime.outputs import (
     CompletionDelta,
@@ -134,6 +135,11 @@ class Assembly:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
+
+    def raise_error(self) -> None:
+        """Raises RunError when a choice ended by a failure."""
+        if self.error is not None:
+            raise RunError(f"request {self.request.request_id}: {self.error}")
 
     def output(self) -> RequestOutput:
         """The whole output of a finished request."""

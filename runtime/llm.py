@@ -6,9 +6,9 @@ kept. A call that ends early, by error or interrupt, aborts its requests.
 """
 
 import os
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,10 +16,12 @@ from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RequestError, RunError
 from ropeway.runtime.assembly import Assembly
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest
+from ropeway.runtime.fair_lock import FairLock
 from ropeway.runtime.loader import Engine, EngineOptions, SavedProgram, Verify, load_engine
-from ropeway.runtime.outputs import CompletionDelta, RequestOutput
+from ropeway.runtime.outputs import RequestOutput
 from ropeway.runtime.progress import GenerationProgress
 from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.runtime.stream import CompletionStream
 from ropeway.runtime.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -71,8 +73,9 @@ class LLM:
 
     def _start(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         self._assemblies: dict[str, Assembly] = {}
+        self._forgotten: deque[Assembly] = deque()  # of streams that were dropped unclosed
         self._count = 0
         self._closed = False
 
@@ -111,6 +114,7 @@ class LLM:
     def stats(self) -> EngineStats:
         """Steps, host and native seconds, tokens, preemptions, prefix hits, blocks."""
         with self._lock:
+            self._drop_forgotten()
             return self._engine.core.stats()
 
     # -- generation -------------------------------------------------------------------------
@@ -147,7 +151,8 @@ class LLM:
                         progress.update(mine)
         finally:
             self._drop(mine)
-        _raise_errors(mine)
+        for assembly in mine:
+            assembly.raise_error()
         return [assembly.output() for assembly in mine]
 
     def chat(
@@ -177,27 +182,14 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> Iterator[CompletionDelta]:
+    ) -> CompletionStream:
         """Continue one prompt and yield its news as they come; closing the iterator aborts.
 
         The request is checked and queued at once, before the first delta is asked for.
         """
         params = sampling_params or SamplingParams()
-        mine = self._queue([prompt], [params], [priority], cache_salt, streaming=True)
-        return self._deltas(mine)
-
-    def _deltas(self, mine: list[Assembly]) -> Iterator[CompletionDelta]:
-        assembly = mine[0]
-        deltas = assembly.deltas
-        try:
-            while deltas or not assembly.finished:
-                if deltas:
-                    yield deltas.popleft()
-                else:
-                    self._advance()
-        finally:
-            self._drop(mine)
-        _raise_errors(mine)
+        [assembly] = self._queue([prompt], [params], [priority], cache_salt, streaming=True)
+        return CompletionStream(assembly, self._advance, self._drop, self._forgotten.append)
 
     def abort(self, request_id: str | None = None) -> bool:
         """End one request, or all of them (None), from any thread or between two deltas.
@@ -241,6 +233,7 @@ class LLM:
         encoded = [self._encode(prompt) for prompt in prompts]
         with self._lock:
             self._check_open()
+            self._drop_forgotten()
             core = self._engine.core
             requests = [
                 GenerationRequest(
@@ -283,6 +276,7 @@ class LLM:
         """Run one step and hand everybody their news."""
         with self._lock:
             self._check_open()
+            self._drop_forgotten()
             core = self._engine.core
             updates = core.step()
             began = time.perf_counter()
@@ -299,6 +293,10 @@ class LLM:
                 self._assemblies.pop(request_id, None)
                 if not assembly.finished and not self._closed:
                     self._engine.core.abort(request_id)
+
+    def _drop_forgotten(self) -> None:
+        while self._forgotten:
+            self._drop([self._forgotten.popleft()])
 
     def _check_open(self) -> None:
         if self._closed:
@@ -324,9 +322,3 @@ def _one_each(field: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise RequestError(field, f"{len(value)} of them for {count} prompts: give one, or as many")
     return list(value)
-
-
-def _raise_errors(assemblies: Sequence[Assembly]) -> None:
-    for assembly in assemblies:
-        if assembly.error is not None:
-            raise RunError(f"request {assembly.request.request_id}: {assembly.error}")

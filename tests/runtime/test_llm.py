@@ -1,5 +1,6 @@
 """LLM over the toy model: outputs, logprobs, n, streams, aborts, errors, determinism."""
 
+import gc
 import threading
 
 import numpy as np
@@ -316,6 +317,20 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back() -> None:
         assert llm.stats().blocks_used == 0 and llm.stats().running == 0
 
 
+def test_a_dropped_stream_ends_with_the_next_look_at_the_engine() -> None:
+    with toy_llm() as llm:
+        stream = llm.stream(prompt(5), GREEDY)
+        next(stream)
+        assert llm.stats().running == 1
+        del stream
+        gc.collect()
+        assert llm.stats().running == 0 and llm.stats().blocks_used == 0
+        with llm.stream(prompt(5), GREEDY) as stream:
+            assert llm.stats().waiting == 1
+        assert llm.stats().waiting == 0
+        assert list(stream) == []
+
+
 def test_abort_between_deltas_ends_every_choice_once() -> None:
     with toy_llm() as llm:
         stream = llm.stream(prompt(5), SamplingParams(temperature=1, seed=1, n=2, max_tokens=20))
@@ -352,6 +367,47 @@ def test_threads_share_one_engine() -> None:
     for thread in threads:
         thread.join(30)
     assert results == {s: toy_greedy(prompt(5 + s, s), 6, VOCAB) for s in range(6)}
+
+
+def test_a_second_thread_joins_while_the_first_is_stepping() -> None:
+    llm = toy_llm()
+    started, order = threading.Event(), []
+
+    def long_run() -> None:
+        stream = llm.stream(prompt(3), SamplingParams(temperature=0, max_tokens=None))
+        next(stream)
+        started.set()
+        llm.generate([prompt(3)] * 20, SamplingParams(temperature=0, max_tokens=50))
+        stream.close()
+        order.append("long")
+
+    thread = threading.Thread(target=long_run)
+    thread.start()
+    assert started.wait(30)
+    llm.generate(prompt(5), SamplingParams(temperature=0, max_tokens=2), priority=-1)
+    order.append("short")
+    thread.join(60)
+    assert order == ["short", "long"]
+
+
+def test_nothing_is_kept_of_finished_requests() -> None:
+    llm = toy_llm(tokenizer=None)
+    for turn in range(40):
+        params = SamplingParams(
+            temperature=1, n=1 + turn % 3, max_tokens=1 + turn % 7, presence_penalty=turn % 2
+        )
+        stream = llm.stream(prompt(turn % 13 + 1, turn), params)
+        for _ in range(turn % 5):
+            next(stream, None)
+        if turn % 4 == 0:
+            stream.close()
+        else:
+            list(stream)
+    core = llm._engine.core
+    assert not llm._assemblies and not core._sampling and not core._pending
+    scheduler = core.scheduler
+    assert not scheduler._live and not scheduler._running and scheduler.waiting == 0
+    assert llm.stats().blocks_used == 0
 
 
 # -- failures -------------------------------------------------------------------------------

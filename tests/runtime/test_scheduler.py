@@ -314,6 +314,32 @@ def test_abort_gives_every_block_back(state: str, in_flight: bool) -> None:
     expect(loop, "again", prompt(9), 9)
 
 
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_cancel_and_retry_with_a_shared_prefix_leaves_the_canaries_alone(
+    steps: int, in_flight: bool
+) -> None:
+    stem = prompt(10)
+    loop = ToyLoop(blocks=17, chunk=4, seqs=4)
+    canaries = {f"canary{i}": [*stem, i, i + 1] for i in range(3)}
+    for name, ids in canaries.items():
+        loop.add(name, ids, output=14)
+    for turn in range(4):
+        loop.add(f"x{turn}", [*stem, 50 + turn % 2], output=9)
+        for _ in range(steps):
+            loop.run_step()
+        plan = loop.scheduler.plan() if in_flight else None
+        loop.scheduler.abort(f"x{turn}")
+        if plan is not None:
+            loop.finish_step(plan)
+    loop.add("retry", [*stem, 50], output=9)
+    loop.drain()
+    expect(loop, "retry", [*stem, 50], 9)
+    for name, ids in canaries.items():
+        expect(loop, name, ids, 14)
+    assert loop.pool.available == loop.pool.capacity
+
+
 def test_ending_one_choice_leaves_the_others() -> None:
     loop = ToyLoop()
     ids = prompt(6)
