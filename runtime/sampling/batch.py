@@ -300,7 +300,7 @@ _MESSAGES = {
 def faults_of(status: I32, requests: Sequence[str]) -> tuple[RowFault, ...]:
     """The faults that a sampler's per-row status codes stand for."""
     return tuple(
-        RowFault(int(i), requests[i], _MESSAGES[int(status[i])]) for i in np.flatnonzero(status)
+        RowFault(i, requests[i], _MESSAGES[int(status[i])]) for i in np.flatnonzero(status).tolist()
     )
 
 

@@ -8,8 +8,6 @@ import ctypes
 import weakref
 from collections.abc import Callable
 
-import numpy as np
-
 from ropeway.compiler.errors import RunError
 from ropeway.runtime.sampling.batch import (
     F32,
@@ -139,4 +137,4 @@ def philox(library: ctypes.CDLL, counter: tuple[int, ...], key: tuple[int, ...])
     """Philox4x32-10 of the native sampler, for tests against its published vectors."""
     out = (ctypes.c_uint32 * 4)()
     library.ropeway_philox((ctypes.c_uint32 * 4)(*counter), (ctypes.c_uint32 * 2)(*key), out)
-    return np.frombuffer(out, np.uint32).tolist()
+    return list(out)

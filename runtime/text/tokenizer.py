@@ -1,0 +1,218 @@
+"""Text to token ids and back, over the `tokenizers` library.
+
+Special tokens: a plain prompt is the caller's own, so "<|im_end|>" in it is that token. In a chat
+only the template writes special tokens; the same characters in a message stay text.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from ropeway.compiler.errors import ArtifactError, RequestError
+from ropeway.runtime.text.assets import TokenizerAssets, TokenizerSettings
+from ropeway.runtime.text.chat_template import ChatTemplate, RenderedChat
+from ropeway.runtime.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    decode_all,
+)
+from ropeway.runtime.text.literal import SpecialTexts
+from ropeway.runtime.text.pieces import rules_of
+
+
+class Tokenizer:
+    """A model's tokenizer; safe to share between threads.
+
+    Raises ArtifactError when the tokenizer.json can't be read.
+    """
+
+    def __init__(self, tokenizer_json: bytes, settings: TokenizerSettings) -> None:
+        try:
+            self._inner = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+            description = json.loads(tokenizer_json)
+        except Exception as error:  # the library raises plain Exception for any bad file
+            raise ArtifactError(
+                f"tokenizer.json can't be read: {error}: compile the model again"
+            ) from error
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.settings = settings
+        added = description.get("added_tokens") or []
+        self._special_ids = {t["content"]: int(t["id"]) for t in added if t.get("special")}
+        self._hidden = frozenset(self._special_ids.values())
+        self._rules = rules_of(description.get("decoder"))
+        self._pieces: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        self._template: ChatTemplate | None = None
+        self._literal: _LiteralEncoder | None = None
+
+    @classmethod
+    def from_assets(cls, assets: TokenizerAssets) -> "Tokenizer":
+        """The tokenizer that an artifact or a checkpoint holds."""
+        return cls(assets.tokenizer_json, assets.settings)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included; a model may have more logits."""
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a sequence, if the model has one."""
+        return self.settings.bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a generation."""
+        return self.settings.eos_ids
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt's ids: special tokens in it are recognised, BOS stands first (once) where
+        the model wants it. Raises RequestError (field "prompt") for text that isn't Unicode."""
+        ids = self._encode(self._inner, text, "prompt", add_special_tokens=True)
+        bos = self.settings.bos_id
+        if bos is None:
+            return ids
+        if ids[:2] == [bos, bos]:
+            return ids[1:]  # the text began with the BOS text already
+        return [bos, *ids] if self.settings.add_bos and ids[:1] != [bos] else ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """The ids of a chat, through the model's chat template; nothing is added to what it writes.
+
+        Special tokens in the messages' text stay text. Raises RequestError for a model without a
+        template and for messages that the template refuses.
+        """
+        rendered = self.render_chat(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        )
+        if rendered.spans is None:
+            ids = self._encode(self._inner, rendered.text, "messages", add_special_tokens=False)
+        else:
+            ids = self._literal_encoder().encode(self, rendered)
+        bos = self.settings.bos_id
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> RenderedChat:
+        """The text of a chat, before it is encoded."""
+        if self.settings.chat_template is None:
+            raise RequestError(
+                "messages",
+                "this model has no chat template: give generate() a prompt that you wrote yourself",
+            )
+        if self._template is None:
+            self._template = ChatTemplate(
+                self.settings.chat_template,
+                self.settings.special_tokens,
+                SpecialTexts(self._special_ids),
+            )
+        return self._template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        )
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids on their own; exactly what the deltas of a detokenizer add up to."""
+        return decode_all(self.detokenizer((), skip_special_tokens), ids)
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """An incremental decoder for what follows `prompt`. Ids without a token show nothing."""
+        if self._rules is None:
+
+            def decode(ids: list[int]) -> str:
+                return str(self._inner.decode(ids, skip_special_tokens=skip_special_tokens))
+
+            return WindowDetokenizer(decode, prompt)
+        shown = self._visible_piece if skip_special_tokens else self._piece
+        return ByteDetokenizer(shown, prompt, strip=self._rules.strip, each=self._rules.fallback)
+
+    def token_text(self, token: int) -> str:
+        """One token as text, for logprobs: U+FFFD where it holds only a part of a character."""
+        if self._rules is None:
+            return str(self._inner.decode([token], skip_special_tokens=False))
+        return self._piece(token).decode("utf-8", "replace")
+
+    def is_special(self, token: int) -> bool:
+        """Whether skip_special_tokens hides the token."""
+        return token in self._hidden
+
+    def _piece(self, token: int) -> bytes:
+        piece = self._pieces.get(token)
+        if piece is None:
+            text = self._inner.id_to_token(token)
+            piece = b"" if text is None or self._rules is None else self._rules.piece(text)
+            self._pieces[token] = piece
+        return piece
+
+    def _visible_piece(self, token: int) -> bytes:
+        return b"" if token in self._hidden else self._piece(token)
+
+    @staticmethod
+    def _encode(
+        inner: tokenizers.Tokenizer, text: str, field: str, *, add_special_tokens: bool
+    ) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise RequestError(field, f"must be Unicode text: {error}") from error
+        return list(inner.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _literal_encoder(self) -> "_LiteralEncoder":
+        with self._lock:
+            if self._literal is None:
+                self._literal = _LiteralEncoder(self._inner, self._special_ids)
+            return self._literal
+
+
+class _LiteralEncoder:
+    """Encodes a chat in one go with only the template's special tokens taken as such.
+
+    A copy of the tokenizer reads special tokens as ordinary text and knows an alias for each, of
+    characters that nobody can guess; the template's are written as aliases.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, special_ids: Mapping[str, int]) -> None:
+        self._copy = tokenizers.Tokenizer.from_str(inner.to_str())
+        self._copy.encode_special_tokens = True
+        described = {t["content"]: t for t in json.loads(inner.to_str())["added_tokens"]}
+        self._alias: dict[str, str] = {}
+        self._real: dict[int, int] = {}
+        for text, token in special_ids.items():
+            alias = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+            flags = {k: described[text][k] for k in ("single_word", "lstrip", "rstrip")}
+            self._copy.add_tokens(
+                [tokenizers.AddedToken(alias, special=False, normalized=False, **flags)]
+            )
+            self._alias[text] = alias
+            added = self._copy.token_to_id(alias)
+            if added is not None:
+                self._real[added] = token
+
+    def encode(self, tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
+        parts, end = [], 0
+        for start, stop in chat.spans or ():
+            parts += [chat.text[end:start], self._alias[chat.text[start:stop]]]
+            end = stop
+        parts.append(chat.text[end:])
+        ids = tokenizer._encode(self._copy, "".join(parts), "messages", add_special_tokens=False)
+        return [self._real.get(token, token) for token in ids]
