@@ -5,6 +5,7 @@ to LLM. Importing this module imports neither torch nor sympy; only `module` doe
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,8 @@ class Program:
         Raises ArtifactError when `path` holds anything else or can't be written; CheckpointError
         when a weight can't be read from the checkpoint any more.
         """
-        write_artifact(path, self._contents, progress)
+        manifest = write_artifact(path, self._contents, progress)
+        self._contents = replace(self._contents, manifest=manifest)
         return Path(path)
 
     def explain(self, available: int | None = None) -> str:
