@@ -158,7 +158,7 @@ static void attend_tile(TileUnit& tiles, const AttentionArgs& a, const Attention
   for (int64_t b = from; b < to; b++) {
     const T* keys = (const T*)((const char*)a.k_cache.data + blocks[b] * a.k_cache.block_stride + k_head);
     values[b] = (const T*)((const char*)a.v_cache.data + blocks[b] * a.v_cache.block_stride + v_head);
-    panel_product<T>(tiles, m.query, s.dp, t.rows, Segments<T>{&keys, 1, s.dp}, Columns::all, false, m.scores + b * kQueryRows * kPanel);
+    panel_product<T>(tiles, m.query, s.dp, t.rows, Segments<T>{&keys, 1, s.dp}, m.scores + b * kQueryRows * kPanel);
   }
   for (int64_t i = 0; i < t.rows; i++) {
     const int64_t position = t.positions + (t.first_row + i) / s.group;
@@ -176,8 +176,8 @@ static void attend_tile(TileUnit& tiles, const AttentionArgs& a, const Attention
   for (int64_t d = 0; d < s.dvp; d += kPanel) {
     const T* segments[kTileBlocks];
     for (int64_t b = from; b < to; b++) segments[b - from] = values[b] + d * kBlockTokens;
-    panel_product<T>(tiles, m.weights + from * kBlockTokens, kTileTokens, t.rows, Segments<T>{segments, to - from, kBlockTokens}, Columns::all,
-                     false, partial + d * kQueryRows);
+    panel_product<T>(tiles, m.weights + from * kBlockTokens, kTileTokens, t.rows, Segments<T>{segments, to - from, kBlockTokens},
+                     partial + d * kQueryRows);
   }
 }
 

@@ -84,7 +84,7 @@ const char* available_kernels() {
 }
 
 ScratchNeed gemm_scratch(const GemmArgs& args) {
-  const int64_t kp = round_up(args.k, kPanel);
+  const int64_t kp = round_up(args.k, kPanel) + 32;  // and a cache line: packed_stride() in gemm.h
   const int64_t few = args.rows < 8 ? args.rows : 8;
   // A chunk of packed rows, f32 at its widest: chunk_rows() in gemm.h keeps it within this.
   const int64_t least = 192 * kp * 4, all = args.rows * kp * 4;

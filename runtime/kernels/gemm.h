@@ -12,6 +12,10 @@ static int64_t chunk_rows(int64_t rows, int64_t kp, int64_t item) {
   return chunks <= 1 ? rows : round_up((rows + chunks - 1) / chunks, 96);
 }
 
+// Distance between packed rows: an odd number of cache lines, so that the 16 rows of a tile fall into different sets of
+// the L1 cache (worth 5 to 10% at k = 576, 40% at powers of two).
+static int64_t packed_stride(int64_t kp, int64_t item) { return kp * item / 64 % 2 ? kp : kp + 64 / item; }
+
 // One row of x as the micro-kernel wants it: normalised, in the operand's type, zero from k to kp.
 template <class T>
 static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, operand<T>* out) {
@@ -32,17 +36,26 @@ static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, o
   memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
 }
 
-// c holds 32 columns from `column` of W; writes those of [from, to) to rows first.. of y.
+// A product that waits in c to be written: columns [from, to) of the 32 from `column` of W, rows first.. of y.
+struct Pending {
+  const float* c = nullptr;
+  int64_t first = 0, rows = 0, column = 0, from = 0, to = 0;
+};
 template <class T, class Out>
-static void finish_tile(const GemmArgs& a, const float* c, int64_t first, int64_t rows, int64_t column, int64_t from, int64_t to) {
-  for (int64_t r = 0; r < rows; r++, c += kTileStride) {
-    Out* y = row<Out>(a.y, first + r) + column;
-    const Out* add = a.add.data ? row<Out>(a.add, first + r) + column : nullptr;
-    for (int64_t i = from; i < to; i += W) {
+RW_INLINE void finish(const GemmArgs& a, const Pending& t) {
+  const float* c = t.c;
+  for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
+    Out* y = row<Out>(a.y, t.first + r) + t.column;
+    if (!a.bias && !a.add.data && t.to - t.from == kPanel) {
+      for (int64_t i = 0; i < kPanel; i += 2 * W) store_two(y + i, load(c + i), load(c + i + W));
+      continue;
+    }
+    const Out* add = a.add.data ? row<Out>(a.add, t.first + r) + t.column : nullptr;
+    for (int64_t i = t.from; i < t.to; i += W) {
       F v = load(c + i);
-      if (a.bias) v = v + load_some((const T*)a.bias + column + i, to - i);
-      if (add) v = round_to<Out>(v) + load_some(add + i, to - i);
-      store_some(y + i, v, to - i);
+      if (a.bias) v = v + load_some((const T*)a.bias + t.column + i, t.to - i);
+      if (add) v = round_to<Out>(v) + load_some(add + i, t.to - i);
+      store_some(y + i, v, t.to - i);
     }
   }
 }
@@ -53,7 +66,9 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
   constexpr int64_t kHalf = kPanel / 2;
   const int64_t kp = round_up(a.k, kPanel), panels = (a.n + kPanel - 1) / kPanel;
   const Span halves = my_part(ctx, 2 * panels);
-  alignas(64) float c[kRowsBest * kTileStride];
+  alignas(64) float buffers[2][kRowsBest * kTileStride];
+  int which = 0;
+  Pending last;
   TileUnit tiles;
   for (int64_t h = halves.begin; h < halves.end;) {
     const int64_t p = h / 2;
@@ -65,10 +80,14 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
     const int64_t to = smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, a.n - p * kPanel);
     for (int64_t r = 0; r < rows; r += kRowsBest) {
       const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
-      panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0, c);
-      finish_tile<T, Out>(a, c, first + r, n, p * kPanel, from, to);
+      float* c = buffers[which];
+      for (int64_t i = 0; i < n; i++) __builtin_prefetch(row<Out>(a.y, first + r + i) + p * kPanel, 1, 3);
+      panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0, c, [&] { finish<T, Out>(a, last); });
+      last = {c, first + r, n, p * kPanel, from, to};
+      which ^= 1;
     }
   }
+  finish<T, Out>(a, last);
 }
 
 template <class T, class Out>
@@ -76,7 +95,7 @@ static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
   const int64_t kp = round_up(a.k, kPanel), item = sizeof(operand<T>);
   const bool as_it_is = !a.norm && a.k == kp && sizeof(T) == sizeof(operand<T>);
   const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
-  const int64_t chunk = chunk_rows(a.rows, kp, item);
+  const int64_t chunk = chunk_rows(a.rows, kp, item), stride = packed_stride(kp, item);
   operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
   for (int64_t first = 0; first < a.rows; first += chunk) {
     const int64_t rows = smaller(chunk, a.rows - first);
@@ -86,9 +105,9 @@ static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
     }
     const Span mine = alone ? Span{0, rows} : my_part(ctx, rows);
     if (!alone && first > 0) ctx.barrier(ctx.team, ctx.rank);  // everybody has read the last chunk
-    for (int64_t r = mine.begin; r < mine.end; r++) pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * kp);
+    for (int64_t r = mine.begin; r < mine.end; r++) pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * stride);
     if (!alone) ctx.barrier(ctx.team, ctx.rank);
-    multiply_share<T, Out>(ctx, a, packed, kp, first, rows);
+    multiply_share<T, Out>(ctx, a, packed, stride, first, rows);
   }
 }
 

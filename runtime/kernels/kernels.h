@@ -23,7 +23,7 @@ constexpr int kBlockTokens = 32;  // = kPanel: QK^T and PV run on the weight GEM
 constexpr int kTileTokens = 256;  // attention's unit of online softmax, from position 0
 constexpr int kMaxDims = 6;
 constexpr int kMaxHeadDim = 256;
-constexpr int64_t kGemmChunkBytes = 1280 << 10;       // packed rows in flight: most of a 2 MiB L2
+constexpr int64_t kGemmChunkBytes = 1 << 20;           // packed rows in flight: half of a 2 MiB L2
 constexpr int64_t kAttentionSplitBytes = 4 << 20;     // partial results of a context that is split over threads
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }

@@ -152,8 +152,16 @@ static void vector_product(const operand<T>* a, int64_t lda, int64_t rows, Segme
 #else
 struct TileUnit {};  // nothing to set up
 constexpr int64_t kRowsBest = kRowsAtOnce * (kRowsAtOnce < 8 ? 8 : 4);  // rows of a product that use a panel in L1 well
-template <class T>
-RW_INLINE void panel_product(TileUnit&, const operand<T>* a, int64_t lda, int64_t rows, Segments<T> b, Columns columns, bool stream, float* c) {
+// At most kRowsBest rows. `before_store` runs before c is written: work on the tile before, which tiles overlap with.
+template <class T, class Before>
+RW_INLINE void panel_product(TileUnit&, const operand<T>* a, int64_t lda, int64_t rows, Segments<T> b, Columns columns, bool stream, float* c,
+                             Before before_store) {
+  before_store();
   vector_product<T>(a, lda, rows, b, columns, stream, c);
 }
 #endif
+
+template <class T>
+static void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows, Segments<T> b, float* c) {
+  panel_product<T>(tiles, a, lda, rows, b, Columns::all, false, c, [] {});
+}

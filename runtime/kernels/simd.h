@@ -129,6 +129,17 @@ RW_INLINE void store(bf16* p, F f) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
+// 2 W lanes at once, which the conversion instruction packs into one store.
+RW_INLINE void store_two(float* p, F low, F high) { store(p, low), store(p + W, high); }
+RW_INLINE void store_two(bf16* p, F low, F high) {
+#if defined(RW_BF16_DOT)
+  __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  __builtin_memcpy(p, &both, sizeof both);
+#else
+  store(p, low), store(p + W, high);
+#endif
+}
+
 RW_INLINE F rounded(F f, const float*) { return f; }
 RW_INLINE F rounded(F f, const bf16*) { return as_f(__builtin_convertvector(round_bits(f), U) << 16); }
 template <class T>
