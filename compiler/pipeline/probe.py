@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 
 from ropeway.compiler.errors import RunError
-from ropeway.compiler.ir.dims import substitute
+from ropeway.compiler.ir.dims import same, symbol
 from ropeway.compiler.ir.graph import Function, Module, Value
 from ropeway.compiler.ir.printer import print_expr
 from ropeway.compiler.ir.types import CacheType, TensorType
@@ -137,8 +137,9 @@ class Probe:
         kind = value.type
         if not isinstance(kind, TensorType):
             raise RunError(f"input %{value.name} isn't a tensor: give it a role")
-        made = self._random(f"input {value.name}", kind.substitute({"T": self.tokens}))
-        by_token = bool(kind.shape) and substitute(kind.shape[0], {"T": 1}) != kind.shape[0]
+        sizes = {"T": self.tokens, "R": 1, "L": self.tokens, "MB": self.tokens, "NB": 2}
+        made = self._random(f"input {value.name}", kind.substitute(sizes))
+        by_token = bool(kind.shape) and same(kind.shape[0], symbol("T"))
         return made[start:stop] if by_token else made
 
     def _random(self, key: str, kind: TensorType) -> torch.Tensor:

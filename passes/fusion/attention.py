@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from ropeway.compiler.errors import PipelineError
-from ropeway.compiler.ir.dims import symbol
+from ropeway.compiler.ir.dims import same, symbol
 from ropeway.compiler.ir.graph import Input, Module, Op, Value
 from ropeway.compiler.ir.rewrite import Rewriter
 from ropeway.compiler.ir.types import CacheType, DType, Plane, TensorType, Type
@@ -87,8 +87,10 @@ def _require_cacheable(m: Attempt, op: Op) -> None:
         "causal attention: a token that sees later ones can't be served from a cache",
     )
     for what, operand in zip(("q", "k", "v"), op.args, strict=True):
-        shape = m.value(operand, what).type
-        fixed = isinstance(shape, TensorType) and all(isinstance(d, int) for d in shape.shape[1:])
+        kind = m.value(operand, what).type
+        shape = kind.shape if isinstance(kind, TensorType) else ()
+        m.require(same(shape[0], symbol("T")), f"{what} has one row for each of the T tokens")
+        fixed = all(isinstance(dim, int) for dim in shape[1:])
         m.require(fixed, f"{what} has a fixed number of heads and a fixed head size")
     paged = m.rewriter.function.input("lengths") is not None
     m.require(not paged, "the function has no paged attention yet")
