@@ -165,6 +165,44 @@ def test_a_pool_too_small_for_all_still_serves_all() -> None:
     assert loop.scheduler.counters.preemptions > 0
 
 
+def test_a_long_prompt_is_not_starved_by_later_short_ones() -> None:
+    loop = ToyLoop(blocks=9, seqs=4)
+    for index in range(3):
+        loop.add(f"early{index}", prompt(4, index), output=4)
+    loop.run_step()
+    loop.add("long", prompt(26), output=3)  # needs 7 of the 8 blocks: waits for the early ones
+    for index in range(40):
+        loop.add(f"late{index}", prompt(4, index), output=2)
+        loop.run_step()
+    assert loop.ends["long", 0] == ["length"]
+    loop.drain()
+    expect(loop, "long", prompt(26), 3)
+
+
+def test_a_recorded_run_replays() -> None:
+    def record() -> list[list[tuple[str, int, int, int, tuple[int, ...]]]]:
+        loop = ToyLoop(blocks=10, chunk=3, seqs=3)
+        rng = np.random.default_rng(5)
+        steps = []
+        for index in range(60):
+            if index % 3 == 0:
+                length = int(rng.integers(1, 14))
+                loop.add(f"{index}", prompt(length, index % 4), choices=1 + index % 2)
+            if index % 7 == 6:
+                loop.scheduler.abort(f"{index - 6 - index % 3}")
+            plan = loop.run_step()
+            steps.append(
+                [
+                    (c.seq.request.request_id, c.seq.choice, c.start, c.count, tuple(c.seq.blocks))
+                    for c in (plan.chunks if plan else [])
+                ]
+            )
+        loop.drain()
+        return steps
+
+    assert record() == record()
+
+
 def test_fork_shares_the_prompt_and_copies_on_write() -> None:
     loop = ToyLoop()
     ids = prompt(BLOCK + 2)
