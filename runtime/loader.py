@@ -16,6 +16,7 @@ import msgspec
 from ropeway.compiler.artifact.reader import Artifact, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.targets.base import activate, device_class
+from ropeway.runtime.checksum import fastest_word_sum
 from ropeway.runtime.devices.base import CacheLayout, Device
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
@@ -99,17 +100,21 @@ def _open(
     program: str | os.PathLike[str] | SavedProgram, options: EngineOptions
 ) -> tuple[Artifact, "tempfile.TemporaryDirectory[str] | None"]:
     if isinstance(program, str | os.PathLike):
-        return open_artifact(program, options.verify, threads=options.num_threads), None
+        return _open_checked(program, options), None
     if program.artifact is not None:
         return program.artifact, None
     scratch = tempfile.TemporaryDirectory(prefix="ropeway-")
     path = Path(scratch.name) / "program.rope"
     try:
         program.save(path)
-        return open_artifact(path, options.verify, threads=options.num_threads), scratch
+        return _open_checked(path, options), scratch
     except BaseException:
         scratch.cleanup()
         raise
+
+
+def _open_checked(path: str | os.PathLike[str], options: EngineOptions) -> Artifact:
+    return open_artifact(path, options.verify, fastest_word_sum(), options.num_threads)
 
 
 def _load_device(artifact: Artifact, options: EngineOptions) -> Device:

@@ -10,6 +10,7 @@ from ropeway.compiler.artifact.manifest import encode
 from ropeway.compiler.artifact.reader import open_artifact
 from ropeway.compiler.driver.program import Program
 from ropeway.compiler.errors import InputError
+from ropeway.runtime.checksum import fastest_word_sum
 
 
 def inspect(
@@ -27,7 +28,7 @@ def inspect(
     """
     if verify not in ("fast", "full"):
         raise InputError(f"--verify: {verify!r} isn't fast or full")
-    opened = open_artifact(artifact, "full" if verify == "full" else "fast")
+    opened = open_artifact(artifact, "full" if verify == "full" else "fast", fastest_word_sum())
     if as_json:
         text = encode(opened.manifest).decode()
     elif ir:

@@ -16,6 +16,7 @@ from ropeway.compiler.artifact.weights import StoredTensor, WeightEntry, WeightF
 from ropeway.compiler.artifact.writer import ArtifactContents, Progress, write_artifact
 from ropeway.compiler.driver.explain import explain
 from ropeway.compiler.pipeline.report import Report
+from ropeway.runtime.checksum import fastest_word_sum
 
 if TYPE_CHECKING:
     from ropeway.compiler.ir.graph import Module
@@ -86,7 +87,7 @@ def load(path: str | os.PathLike[str], verify: Verify = "fast") -> Program:
 
     With `verify="full"` the weights are hashed with sha256; "fast" checks them at memory speed.
     """
-    return Program.of(open_artifact(path, verify))
+    return Program.of(open_artifact(path, verify, fastest_word_sum()))
 
 
 def _stored(file: WeightFile, name: str, stored: StoredTensor) -> WeightEntry:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +148,26 @@ def test_a_weight_header_that_lies(tmp_path: Path, make: Make) -> None:
 
         reseal(root, fit)
         refused(root, "weights/model.safetensors")
+
+
+def test_a_real_artifact_at_sampled_offsets(tmp_path: Path) -> None:
+    """Every file of a compiled artifact, at its ends and at offsets in between."""
+    root = tmp_path / "copy.rope"
+    shutil.copytree(Path(__file__).parent / "corpus" / "format-1.rope", root)
+    names = sorted(path for path in root.rglob("*") if path.is_file())
+    assert len(names) > 10
+    for path in names:
+        good = path.read_bytes()
+        relative = path.relative_to(root).as_posix()
+        named = "manifest" if relative.startswith("manifest") else relative
+        for offset in {*range(0, len(good), max(1, len(good) // 13)), len(good) - 1}:
+            bad = bytearray(good)
+            bad[offset] ^= 1 << (offset % 8)
+            path.write_bytes(bad)
+            refused(root, named)
+        path.write_bytes(good[:-1])
+        refused(root, named)
+        path.unlink()
+        refused(root, named)
+        path.write_bytes(good)
+    open_artifact(root, verify="full")
