@@ -100,7 +100,7 @@ def test_bf16_perplexity_is_that_of_transformers_in_bf16(
     theirs = torch.log_softmax(logits, -1)[range(len(ids) - 1), ids[1:]].tolist()
     ours, reference = (math.exp(-sum(x) / len(x)) for x in (own, theirs))
     assert ours == pytest.approx(reference, rel=PERPLEXITY_BOUND)
-    assert reference < 30  # the text is text to this model
+    assert reference < 50  # the text is text to this model
 
 
 def _bf16_copy(oracle: Any) -> Any:
