@@ -39,7 +39,7 @@ def test_cleanup_keeps_every_bit(module):
     probe = Probe(module, tokens=3)
     try:
         assert all(output.dim() for output in probe.reference)
-    except InputError:  # several functions, or sizes that no input tells
+    except (InputError, RuntimeError):  # sizes no input tells; one tensor of two shapes
         reject()
     state, _ = CLEANUP.run(module)
     assert probe.error(state) == 0
