@@ -24,6 +24,7 @@ from ropeway.passes.fusion.rope import FuseRope
 from ropeway.passes.fusion.swiglu import FuseSwiglu
 from ropeway.passes.lowering.legalize import Legalize
 from ropeway.passes.lowering.pack_weights import PackWeights
+from ropeway.passes.lowering.specialize import Specialize
 from ropeway.passes.raising.gqa import RaiseGqa
 from ropeway.passes.raising.layer_norm import RaiseLayerNorm
 from ropeway.passes.raising.rms_norm import RaiseRmsNorm
@@ -84,6 +85,7 @@ CATALOGUE: Mapping[str, type[Pass]] = {
         LowerLmHead,
         Legalize,
         PackWeights,
+        Specialize,
     )
 }
 """Every pass that a spec string may name."""
