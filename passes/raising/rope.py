@@ -59,7 +59,7 @@ class RaiseRope(Pass):
                 misses.append(NearMiss(describe_op(op), str(fault), op.loc))
                 continue
             table = _table(module, rotation)
-            rope = [x, positions, table]
+            rope: list[Operand] = [x, positions, table]
             sites.append(_replace(rewriter, root, rope, rotation))
 
 
@@ -84,15 +84,25 @@ _OUTER = ("tensor.reshape", "tensor.cast")
 def _replace(rewriter: Rewriter, root: Value, operands: list[Operand], rotation: Rotation) -> str:
     anchor = root.producer
     assert anchor is not None  # a region's root is always computed
+    x, kind = operands[0], root.type
+    assert isinstance(kind, TensorType)
+    single = kind.rank == 2
+    if single:
+        shape = (kind.shape[0], 1, kind.shape[1])
+        x = emit(rewriter, anchor, "tensor.reshape", [x], attrs={"shape": shape}).result
     rope = emit(
         rewriter,
         anchor,
         "nn.rope",
-        operands,
+        [x, *operands[1:]],
         attrs={"rotary_dim": rotation.size, "interleaved": rotation.interleaved},
         names=[root.name.rpartition(".")[0] + ".rope" if "." in root.name else "rope"],
     )
-    rewriter.replace(root, rope.result)
+    result = rope.result
+    if single:
+        back = emit(rewriter, anchor, "tensor.reshape", [result], attrs={"shape": kind.shape})
+        result = back.result
+    rewriter.replace(root, result)
     erase_dead(rewriter, anchor)
     return anchor.loc or describe_op(rope)
 

@@ -124,7 +124,7 @@ def _sizes(value: Value) -> tuple[int, ...]:
 
 
 def _terms(
-    weight: int, table: int, column: object, element: object, shape: tuple[int, ...]
+    weight: int, table: int, column: npt.ArrayLike, element: npt.ArrayLike, shape: tuple[int, ...]
 ) -> Terms:
     data = np.empty((1, 4, *shape), np.int64)
     for index, part in enumerate((weight, table, column, element)):
@@ -170,6 +170,8 @@ def read_rotation(region: Region, root: Value, x: Value) -> Rotation:
     """How `root` is rotated from `x`, both [T, H, D]. Raises Unlike."""
     evaluator = _Evaluator(region, x)
     data = evaluator.terms(root).data
+    if data.ndim == 3:  # a single head without an axis of its own
+        data = data[:, :, None]
     if data.ndim != 4:
         raise Unlike("the rotated value has heads [T, H, D]")
     heads, dims = data.shape[2:]

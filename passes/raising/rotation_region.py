@@ -114,12 +114,12 @@ def _is_mixed(op: Op, tables: set[Value], mixed: set[Value]) -> bool:
     from_mixed = [arg for arg in op.args if arg in mixed]
     if op.name == "math.mul" and len(op.args) == 2:
         other = [arg for arg in op.args if arg not in tables]
-        return len(from_table) == 1 and not from_mixed and _has_heads(other[0])
+        return len(from_table) == 1 and not from_mixed and _has_rows(other[0])
     if op.name in ("math.add", "math.sub"):
         return len(op.args) == 2 and len(from_mixed) == 2
     return op.name in MOVES and op.name != "tensor.expand" and bool(from_mixed) and not from_table
 
 
-def _has_heads(operand: object) -> bool:
+def _has_rows(operand: object) -> bool:
     kind = operand.type if isinstance(operand, Value) else None
-    return isinstance(kind, TensorType) and kind.rank >= 3
+    return isinstance(kind, TensorType) and kind.rank >= 2

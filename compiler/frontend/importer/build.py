@@ -74,12 +74,12 @@ class Builder:
             self.module.add_weight(Weight(name, kind, expr))
         return self.module.weights[name]
 
-    def derived(self, weight: Weight, fn: str, shape: tuple[int, ...], **attrs: object) -> Weight:
+    def derived(self, weight: Weight, fn: str, to: tuple[int, ...], /, **attrs: object) -> Weight:
         """A weight computed from another one by a weight function."""
-        expr: Apply = apply(fn, weight.expr, **attrs)  # type: ignore[arg-type]
+        expr: Apply = apply(fn, weight.expr, **attrs)
         tag = hashlib.sha256(repr(expr).encode()).hexdigest()[:6]
         name = f"{weight.name}.{fn}_{tag}"
-        return self.weight(name, TensorType(weight.type.dtype, shape), expr)
+        return self.weight(name, TensorType(weight.type.dtype, to), expr)
 
     def constant(self, value: torch.Tensor, hint: str) -> Weight:
         """A constant of the module; equal tensors share one."""
@@ -139,7 +139,8 @@ class Builder:
     def _lookup(self, node: fx.Node, dim: int) -> View:
         table = position_table(self.known, node, dim, self.length)
         looked_up = self._looked_up_rows(table, node)
-        axes, axis = [], 1
+        axes: list[int | None] = []
+        axis = 1
         for at, size in enumerate(node.meta["val"].shape):
             if at == dim:
                 axes.append(0)

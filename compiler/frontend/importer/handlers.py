@@ -21,6 +21,8 @@ from ropeway.compiler.ir.types import DType
 Result = View | list[View]
 Handler = Callable[..., Result]
 HANDLERS: dict[str, Handler] = {}
+EMPTY: list[View] = []
+"""A tensor without elements: only joining ops may take one."""
 IGNORED = frozenset(
     {
         "_assert_tensor_metadata",
@@ -69,7 +71,7 @@ def _argument(build: Builder, value: Any) -> elementwise.Argument:
     if isinstance(value, fx.Node):
         number = elementwise.scalar_of(build, value)
         return build.materialize(value) if number is None else number
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 @handles(*UNARY)
@@ -252,6 +254,22 @@ def _select(build: Builder, node: fx.Node, x: View, dim: int, index: int, *, nam
     return shapes.select(build, x, dim, index)
 
 
+@handles("index", "index_select")
+def _index(build: Builder, node: fx.Node, x: View, *args: Any, name: str) -> Result:
+    if name == "index_select":
+        dim, where = int(args[0]) % x.rank, args[1]
+    else:
+        given = [(at, index) for at, index in enumerate(args[0]) if index is not None]
+        if len(given) != 1:
+            raise build.fail("an index over several dims at once isn't supported on token values")
+        dim, where = given[0]
+    size = x.size(dim)
+    if not isinstance(where, fx.Node) or where.meta["val"].dim() != 1 or not isinstance(size, int):
+        raise build.fail("only one fixed list of indices over one dim is supported, not of tokens")
+    indices = [int(at) % size for at in build.known.evaluate(where, build.length)]
+    return shapes.pick(build, x, dim, indices)
+
+
 @handles("split", "split_with_sizes", "chunk", "tensor_split")
 def _split(build: Builder, node: fx.Node, x: View, _: Any, dim: int = 0, *, name: str) -> Result:
     sizes = [build.dims(piece)[dim % x.rank] for piece in node.meta["val"]]
@@ -273,7 +291,7 @@ def _concat(
     build: Builder, node: fx.Node, parts: Sequence[Any], dim: int = 0, *, name: str
 ) -> Result:
     dtype = _dtype(build, node)
-    views = [build.cast(view_of(build, part), dtype) for part in parts]
+    views = [build.cast(view_of(build, part), dtype) for part in parts if part is not EMPTY]
     if name == "stack":
         views = [shapes.unsqueeze(view, dim) for view in views]
     return shapes.concat(build, views, dim)

@@ -12,7 +12,7 @@ from torch import fx
 
 from ropeway.compiler.errors import ImportModelError, VerifyError
 from ropeway.compiler.frontend.importer.build import TOKENS, Builder
-from ropeway.compiler.frontend.importer.handlers import HANDLERS, IGNORED, view_of
+from ropeway.compiler.frontend.importer.handlers import EMPTY, HANDLERS, IGNORED, view_of
 from ropeway.compiler.frontend.importer.known import KnownGraph
 from ropeway.compiler.frontend.importer.locations import describe
 from ropeway.compiler.frontend.importer.trace import TracedModel
@@ -101,6 +101,9 @@ class _Interpreter:
         name = _op_name(node)
         if name in IGNORED or not self._depends_on_tokens(node):
             return
+        if _is_empty(node):
+            self.views[node] = EMPTY  # e.g. the dims beyond a rotary size that is the head size
+            return
         handler = HANDLERS.get(name.removesuffix("_")) or HANDLERS.get(name)
         if handler is None:
             raise self.build.fail(
@@ -136,6 +139,13 @@ class _Interpreter:
         if isinstance(arg, list | tuple):
             return [self._argument(item) for item in arg]
         return arg
+
+
+def _is_empty(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(
+        isinstance(size, int) and size == 0 for size in value.shape
+    )
 
 
 def _op_name(node: fx.Node) -> str:

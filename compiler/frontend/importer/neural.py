@@ -12,6 +12,7 @@ from ropeway.compiler.frontend.importer.locations import describe
 from ropeway.compiler.frontend.importer.masks import window_of
 from ropeway.compiler.frontend.importer.tables import position_table
 from ropeway.compiler.frontend.importer.view import View
+from ropeway.compiler.ir.graph import Operand, Value
 from ropeway.compiler.ir.types import DType
 from ropeway.compiler.ir.weights import Weight
 
@@ -19,13 +20,25 @@ from ropeway.compiler.ir.weights import Weight
 def plain_weight(build: Builder, view: View, what: str) -> Weight:
     """A parameter in torch's order of dims, transposed where it is defined if need be."""
     if not isinstance(view.operand, Weight):
-        raise build.fail(f"{what} is computed in the step; it must be a parameter")
+        view = View(_computed_weight(build, view.operand, what), view.axes)
+    assert isinstance(view.operand, Weight)
     weight = build.transposed(view.operand, [axis for axis in view.axes if axis is not None])
     assert isinstance(weight, Weight)
     shape = tuple(int(view.size(dim)) for dim in range(view.rank))
     shaped = build.reshaped(weight, shape)
     assert isinstance(shaped, Weight)
     return shaped
+
+
+def _computed_weight(build: Builder, operand: Operand, what: str) -> Weight:
+    """A number added to or multiplied with a parameter (1 + g), as a weight of its own."""
+    op = operand.producer if isinstance(operand, Value) else None
+    fn = {"math.add": "add_scalar", "math.mul": "mul_scalar"}.get(op.name if op else "")
+    if op is None or fn is None or "scalar" not in op.attrs or not isinstance(op.args[0], Weight):
+        raise build.fail(f"{what} is computed in the step; it must be a parameter")
+    weight = op.args[0]
+    shape = tuple(int(size) for size in weight.type.shape)
+    return build.derived(weight, fn, shape, scalar=op.attrs["scalar"])
 
 
 def embedding(build: Builder, table: View, ids: View) -> View:

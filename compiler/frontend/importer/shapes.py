@@ -118,6 +118,14 @@ def split(build: Builder, x: View, sizes: Sequence[int], dim: int) -> list[View]
     return pieces
 
 
+def pick(build: Builder, x: View, dim: int, indices: Sequence[int]) -> View:
+    """The elements of a torch dim at fixed indices, in their order."""
+    first = indices[0]
+    if list(indices) == list(range(first, first + len(indices))):
+        return slice_dim(build, x, dim, first, first + len(indices))
+    return concat(build, [slice_dim(build, x, dim, at, at + 1) for at in indices], dim)
+
+
 def concat(build: Builder, parts: Sequence[View], dim: int) -> View:
     """Parts joined along a torch dim that isn't the tokens."""
     rank = max(part.rank for part in parts)

@@ -153,8 +153,10 @@ def _collect(
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # torch.export puts the violated guard on the second line.
+    wanted = 2 if "onstraint" in (lines or [""])[0] else 1
+    return f"{type(error).__name__}: {' '.join(lines[:wanted])[:400]}"
 
 
 def _explain(module: nn.Module, error: Exception) -> str:
