@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from support.decoder_text import Shape, decoder_text
 
+from ropeway.compiler.driver.import_model import import_model
 from ropeway.compiler.errors import PipelineError
+from ropeway.compiler.ir.parser import parse_module
+from ropeway.compiler.ir.printer import print_module
 from ropeway.compiler.ops.text import read_module
 from ropeway.passes import default_pipeline
 
@@ -35,6 +38,15 @@ def test_smollm2_counts():
     first_norm = "the normed value must come from math.add, but it is the result of nn.embedding"
     assert _misses(report, "fuse-add-norm") == [(1, "nn.embedding %x1", first_norm)]
     assert all(not _misses(report, name) for name in FUSIONS if name != "fuse-add-norm")
+
+
+def test_smollm2_counts_on_the_checkpoint(smollm2_gguf):
+    """The same on the real file, through the importer and the raising passes."""
+    module = import_model(smollm2_gguf, dtype="bf16", max_model_len=2048).module
+    result, report = default_pipeline().run(module, verify_each=True)
+    assert tuple(report.matches(name) for name in FUSIONS) == (30, 30, 30, 60, 61, 30, 30, 1)
+    assert all(not _misses(report, name) for name in FUSIONS if name != "fuse-add-norm")
+    assert parse_module(print_module(result)) == result
 
 
 def test_smollm2_keeps_the_head_tied_and_the_gains_apart():
