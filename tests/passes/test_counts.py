@@ -40,6 +40,7 @@ def test_smollm2_counts():
     assert all(not _misses(report, name) for name in FUSIONS if name != "fuse-add-norm")
 
 
+@pytest.mark.slow
 def test_smollm2_counts_on_the_checkpoint(smollm2_gguf):
     """The same on the real file, through the importer and the raising passes."""
     module = import_model(smollm2_gguf, dtype="bf16", max_model_len=2048).module
