@@ -25,6 +25,7 @@ from jinja2.visitor import NodeTransformer
 
 MAX_STEPS = 300_000
 MAX_TEXT = 4_000_000  # characters (or list items) of any value, and of all output together
+MAX_ALLOCATED = 256_000_000  # characters of all values that a render makes
 MAX_SECONDS = 5.0
 MAX_SOURCE = 1_000_000
 _MAX_BITS = 4096
@@ -44,6 +45,7 @@ class _Budget:
     def __init__(self) -> None:
         self.steps = 0
         self.text = 0
+        self.allocated = 0
         self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, emitted: int = 0) -> None:
@@ -55,6 +57,11 @@ class _Budget:
             raise TemplateLimitError(f"over {MAX_TEXT} characters")
         if self.steps % 64 == 0 and time.monotonic() > self.deadline:
             raise TemplateLimitError(f"over {MAX_SECONDS:g} seconds")
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        if self.allocated > MAX_ALLOCATED:
+            raise TemplateLimitError(f"over {MAX_ALLOCATED} characters in all its values")
 
 
 _budget: contextvars.ContextVar[_Budget] = contextvars.ContextVar("ropeway_template_budget")
@@ -73,6 +80,16 @@ def _check_size(size: int) -> None:
 
 def _size(value: object) -> int:
     return len(value) if isinstance(value, Sized) else 0
+
+
+def _made(result: Any) -> Any:
+    """Counts a value that an operation made, and passes it on."""
+    size = _size(result)
+    _check_size(size)
+    budget = _budget.get(None)
+    if budget is not None:
+        budget.allocate(size if isinstance(result, str) else 8 * size)
+    return result
 
 
 def _check_depth(value: object) -> None:
@@ -104,8 +121,12 @@ def _check_growth(name: str, subject: object, args: Iterable[object]) -> None:
         if isinstance(parts, list | tuple | str):
             glue = _size(subject if isinstance(subject, str) else (arguments or [""])[0])
             _check_size(sum(_size(part) + glue for part in parts))
-    elif name in ("format", "format_map") and _HUGE_WIDTH.search(str(subject)):
-        raise TemplateLimitError("a format with a huge width")
+    elif name in ("format", "format_map"):
+        form = str(subject)
+        if _HUGE_WIDTH.search(form):
+            raise TemplateLimitError("a format with a huge width")
+        fields = form.count("%") + form.count("{")
+        _check_size(len(form) + fields * max(map(_size, arguments), default=0))
     for number in () if name in _FREE_NUMBERS else arguments:
         if isinstance(number, int) and abs(number) > 1:
             pieces = 1 + len(re.findall(r"[\n\t]", subject)) if isinstance(subject, str) else 1
@@ -121,9 +142,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         _step()
         subject = args[skip] if len(args) > skip else None
         _check_growth(name, subject, [*args[skip + 1 :], *kwargs.values()])
-        result = function(*args, **kwargs)
-        _check_size(_size(result))
-        return result
+        return _made(function(*args, **kwargs))
 
     return call
 
@@ -218,13 +237,20 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         _check_depth(parts)
         texts = [str(part) for part in parts]
         _check_size(sum(map(len, texts)))
-        return "".join(texts)
+        return str(_made("".join(texts)))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """jinja2 replaces str.format by its own: the format is sized when it is looked up."""
-        if getattr(value, "__name__", "") in ("format", "format_map"):
-            _check_growth("format", getattr(value, "__self__", ""), ())
-        return super().wrap_str_format(value)
+        """jinja2 replaces str.format by its own, which we size."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        @functools.wraps(wrapped)
+        def sized(*args: Any, **kwargs: Any) -> str:
+            _check_growth("format", value.__self__, [*args, *kwargs.values()])
+            return str(wrapped(*args, **kwargs))
+
+        return sized
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Sizes the operators whose result can be huge before they run."""
@@ -241,7 +267,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _check_bits(left.bit_length() * max(right, 1))
         elif operator == "%" and isinstance(left, str):
             _check_growth("format", left, right if isinstance(right, tuple) else (right,))
-        return super().call_binop(context, operator, left, right)
+        return _made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call of the template: a step, with string methods sized first."""
@@ -250,9 +276,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         subject = getattr(obj, "__self__", None)
         if isinstance(subject, str | int):
             _check_growth(name, subject, [*args, *kwargs.values()])
-        result = super().call(context, obj, *args, **kwargs)
-        _check_size(_size(result))
-        return result
+        return _made(super().call(context, obj, *args, **kwargs))
 
 
 def _check_bits(bits: int) -> None:
