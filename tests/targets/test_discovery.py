@@ -1,0 +1,70 @@
+"""Targets are found by entry point, and the log says which was activated and why."""
+
+import importlib.metadata
+import logging
+
+import pytest
+
+from ropeway.compiler.errors import TargetError
+from ropeway.compiler.targets import base
+from ropeway.compiler.targets.base import activate, available_targets, device_class
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """entries(*points): what is installed, for one test."""
+
+    def install(*points: tuple[str, str]) -> None:
+        found = [importlib.metadata.EntryPoint(name, value, base.GROUP) for name, value in points]
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
+        base._entries.cache_clear()
+
+    yield install
+    base._entries.cache_clear()
+
+
+def test_the_built_in_targets_are_installed():
+    found = available_targets()
+    assert {"cpu", "reference"} <= set(found)
+    assert "ropeway.compiler.targets.cpu.target:CpuTarget" in found["cpu"]
+
+
+def test_the_log_names_the_target_its_origin_and_who_asked(caplog):
+    with caplog.at_level(logging.INFO, logger="ropeway.targets"):
+        activated = activate("cpu", "a test")
+    assert activated.target.name == "cpu"
+    assert caplog.messages == [f"target cpu activated: {activated.why}"]
+    assert "a test asked for 'cpu'" in activated.why
+    assert "CpuTarget from ropeway" in activated.why
+
+
+def test_an_unknown_target_names_those_that_are_there():
+    with pytest.raises(TargetError, match=r"no target 'gpu': installed are .*cpu, .*reference"):
+        activate("gpu")
+
+
+def test_a_vendors_target_is_found_and_its_device_imported_late(entries):
+    entries(("vendor", "ropeway.compiler.targets.reference.target:ReferenceTarget"))
+    target = activate("vendor").target
+    assert device_class(target).__name__ == "ReferenceDevice"
+
+
+def test_two_packages_with_one_name_are_refused(entries):
+    entries(("cpu", "a:B"), ("cpu", "c:D"))
+    with pytest.raises(TargetError, match=r"'cpu' is provided twice, by a:B .* and c:D"):
+        activate("cpu")
+
+
+def test_a_target_that_does_not_import_is_named(entries):
+    entries(("broken", "ropeway_no_such_module:Target"))
+    with pytest.raises(TargetError, match="'broken' from ropeway_no_such_module:Target"):
+        activate("broken")
+
+
+def test_a_device_that_does_not_import_is_named():
+    class Odd:
+        name = "odd"
+        device = "ropeway.runtime.devices.odd:Device"
+
+    with pytest.raises(TargetError, match=r"'odd' names device 'ropeway.runtime.devices.odd"):
+        device_class(Odd())  # type: ignore[arg-type]

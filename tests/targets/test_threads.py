@@ -1,0 +1,113 @@
+"""The thread team: every rank runs once per job, waits block, a busy neighbour is borne."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.cpu_programs import FAST, WIDE, logits_of, step_of
+
+from ropeway.compiler.errors import RunError
+from ropeway.runtime.devices.cpu import native
+from ropeway.runtime.devices.cpu.native import Team
+
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_rank_runs_once_per_job(size):
+    seen: list[tuple[int, int]] = []
+    task = TASK(lambda _, rank, count: seen.append((rank, count)))
+    address = ctypes.cast(task, ctypes.c_void_p).value or 0
+    with Team(size) as team:
+        for job in range(1, 30):
+            team.run(address, 0)
+            assert sorted(seen[-size:]) == [(rank, size) for rank in range(size)]
+            assert len(seen) == job * size
+
+
+def test_threads_sleep_between_jobs():
+    """Idle threads block instead of spinning: a second of waiting costs almost no CPU time."""
+    task = TASK(lambda *_: None)
+    with Team(3) as team:
+        team.run(ctypes.cast(task, ctypes.c_void_p).value or 0, 0)
+        time.sleep(0.05)
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.2
+
+
+def test_a_waiting_thread_blocks_while_another_works():
+    """One slow rank: the others wait for it at the barrier without burning their cores."""
+    task = TASK(lambda _, rank, __: time.sleep(0.5) if rank == 0 else None)
+    with Team(4) as team:
+        before = time.process_time()
+        team.run(ctypes.cast(task, ctypes.c_void_p).value or 0, 0)
+        assert time.process_time() - before < 0.25
+
+
+def test_steps_with_a_busy_neighbour_slow_down_by_its_share_only(load):
+    """A spinning barrier alone made steps 100 times slower once another process took a core."""
+    device = load(FAST, threads=len(os.sched_getaffinity(0)))
+    inputs = step_of([([1, 2, 3], 3)])
+
+    def median(count: int = 40) -> float:
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            logits_of(device, WIDE[-1], inputs)
+            times.append(time.perf_counter() - start)
+        return float(np.median(times))
+
+    alone = median()
+    busy = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", busy])
+    try:
+        time.sleep(0.3)
+        assert median() < max(30 * alone, 0.05)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def test_teams_of_two_threads_run_beside_each_other():
+    counts = [0, 0]
+
+    def drive(number: int) -> None:
+        def count(_: int, rank: int, __: int) -> None:
+            counts[number] += rank == 0
+
+        task = TASK(count)
+        with Team(2) as team:
+            for _ in range(200):
+                team.run(ctypes.cast(task, ctypes.c_void_p).value or 0, 0)
+
+    threads = [threading.Thread(target=drive, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counts == [200, 200]
+
+
+def test_read_sums_every_word():
+    data = np.arange(4096, dtype=np.uint64)
+    for size in (1, 2):
+        with Team(size) as team:
+            assert team.read(data) == int(data.sum())
+
+
+def test_threads_that_do_not_start_are_reported(monkeypatch):
+    class NoThreads:
+        rw_team_destroy = None
+
+        def rw_team_create(self, size: int) -> None:
+            return None
+
+    monkeypatch.setattr(native, "load_library", NoThreads)
+    with pytest.raises(RunError, match="can't start 4 threads: lower num_threads"):
+        Team(4)
