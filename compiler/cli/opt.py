@@ -72,7 +72,7 @@ def opt(
     if output is None:
         typer.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        _write(output, text)
 
 
 def describe_passes() -> str:
@@ -95,8 +95,23 @@ def _read(file: Path) -> Module:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} can't be read ({error}); name a file of IR text") from error
+        raise InputError(
+            f"{file} can't be read ({_reason(error)}); name a file of IR text"
+        ) from error
     return read_module(text)
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "not UTF-8 text"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{path} can't be written ({error.strerror}); name a file in a folder that exists"
+        ) from error
 
 
 def _bisect(pipeline: Pipeline, module: Module) -> None:

@@ -177,8 +177,13 @@ def _verify_after(item: Pass, number: int, module: Module) -> None:
 def _dump(folder: Path | None, number: int, name: str, module: Module) -> None:
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{number:02d}-{name}.ir").write_text(print_module(module), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:02d}-{name}.ir").write_text(print_module(module), encoding="utf-8")
+    except OSError as error:
+        raise PipelineError(
+            f"dump folder {folder} can't be written ({error.strerror}); name one that can"
+        ) from error
 
 
 def _count_ops(module: Module) -> int:
