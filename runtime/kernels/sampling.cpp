@@ -35,10 +35,16 @@ Key key_of(float value, int64_t id) {
 
 int32_t id_of(Key key) { return static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(key)); }
 
+struct Candidate {
+    Key key;
+    double weight;
+};
+
 struct Workspace {
     std::vector<float> adjusted;
     std::vector<double> blocks;
     std::vector<Key> keys;
+    std::vector<Candidate> candidates, order;
 };
 
 // What a sequence holds: the tokens of its prompt, and how often it drew each token.
@@ -247,40 +253,70 @@ struct RowSampler {
 
     int32_t pick_from_best(const float* y, double peak, double scale) {
         best(y, row.top_k);
-        return pick_sorted(y, peak, scale, -1.0);
+        return pick_sorted(y, peak, scale);
     }
 
-    // The candidates within a growing distance of the peak, until they hold the mass asked for:
-    // what is kept depends on the sorted order only, not on where the search stopped.
+    // The shortest head of the order whose mass reaches top_p of the total, drawn from by id. What
+    // lies further than `reach` below the peak weighs less than 1 - top_p of the total together,
+    // so the head is within it.
     int32_t pick_from_nucleus(const float* y, double peak, double scale, double total) {
-        for (double reach = 4.0; reach < 1000.0; reach *= 2.0) {
-            const auto cut = static_cast<float>(peak - reach / scale);
-            gather(y, cut);
-            double mass = 0.0;
-            for (Key key : space.keys) mass += weight(y, id_of(key), peak, scale);
-            if (mass < row.top_p * total) continue;
-            std::sort(space.keys.begin(), space.keys.end(), std::greater<Key>());
-            mass = 0.0;
-            for (Key key : space.keys) mass += weight(y, id_of(key), peak, scale);
-            if (mass >= row.top_p * total) return pick_sorted(y, peak, scale, total);
+        const double rest = (1.0 - row.top_p) * total;
+        const double reach = log_positive(static_cast<double>(n) / rest) + 0.01;
+        gather(y, peak, scale, static_cast<float>(peak - reach / scale));
+        const Key last = nucleus_end(row.top_p * total);
+        double mass = 0.0;
+        for (const Candidate& one : space.candidates) mass += one.key >= last ? one.weight : 0.0;
+        const double goal = uniform(row) * mass;
+        double before = 0.0;
+        Key chosen = 0;
+        for (const Candidate& one : space.candidates) {
+            if (one.key < last) continue;
+            chosen = one.key;
+            before += one.weight;
+            if (before > goal) break;
         }
-        best(y, n);
-        return pick_sorted(y, peak, scale, total);
+        return id_of(chosen);
+    }
+
+    // The last key of the nucleus: halves the candidates around their median until few are left.
+    Key nucleus_end(double wanted) {
+        auto& order = space.order;
+        order = space.candidates;
+        const auto first = [](const Candidate& a, const Candidate& b) { return a.key > b.key; };
+        auto begin = order.begin();
+        auto end = order.end();
+        double before = 0.0;
+        while (end - begin > 16) {
+            const auto middle = begin + (end - begin) / 2;
+            std::nth_element(begin, middle, end, first);
+            double mass = before;
+            for (auto it = begin; it != middle; ++it) mass += it->weight;
+            if (mass >= wanted) {
+                end = middle;
+            } else {
+                before = mass;
+                begin = middle;
+            }
+        }
+        std::sort(begin, end, first);
+        for (auto it = begin; it != end; ++it) {
+            before += it->weight;
+            if (before >= wanted) return it->key;
+        }
+        // Rounding left the mass a hair short: everything up to here.
+        return end == order.end() ? 0 : (end - 1)->key;
     }
 
     // Draws from the sorted keys: those with weight, and by top_p the shortest head whose mass
-    // reaches top_p of `total` (the sum over the sorted keys when negative).
-    int32_t pick_sorted(const float* y, double peak, double scale, double total) const {
+    // reaches top_p of theirs.
+    int32_t pick_sorted(const float* y, double peak, double scale) const {
         const auto& keys = space.keys;
+        double total = 0.0;
+        for (Key key : keys) total += weight(y, id_of(key), peak, scale);
+        const double wanted = row.top_p < 1.0 ? row.top_p * total : total;
         size_t count = 0;
         double mass = 0.0;
-        if (total < 0.0) {
-            total = 0.0;
-            for (Key key : keys) total += weight(y, id_of(key), peak, scale);
-        }
-        const bool by_mass = row.top_p < 1.0;
-        while (count < keys.size()) {
-            if (by_mass && count > 0 && mass >= row.top_p * total) break;
+        while (count < keys.size() && (count == 0 || mass < wanted)) {
             const double w = weight(y, id_of(keys[count]), peak, scale);
             if (w <= 0.0) break;
             mass += w;
@@ -295,11 +331,14 @@ struct RowSampler {
         return id_of(keys[count - 1]);
     }
 
-    // All logits at or above `cut`, unsorted.
-    void gather(const float* y, float cut) {
-        space.keys.clear();
-        for (int64_t id = 0; id < n; ++id) {
-            if (y[id] >= cut) space.keys.push_back(key_of(y[id], id));
+    // The tokens above `cut` that have weight, by id.
+    void gather(const float* y, double peak, double scale, float cut) {
+        space.candidates.clear();
+        for (int64_t id = 0;; ++id) {
+            id = sampler.loops.next_above(y, n, id, cut);
+            if (id >= n) return;
+            const double w = weight(y, id, peak, scale);
+            if (w > 0.0) space.candidates.push_back({key_of(y[id], id), w});
         }
     }
 

@@ -147,6 +147,8 @@ def _draw(y: F64, row: np.void) -> int:
         mass = np.cumsum(weights[ids])
         if row["top_p"] < 1.0:
             ids = ids[np.concatenate(([True], mass[:-1] < row["top_p"] * mass[-1]))]
+        if not by_count:
+            ids = np.sort(ids)
     running = np.cumsum(weights[ids])
     goal = uniform(int(row["seed"]), int(row["choice"]), int(row["position"])) * running[-1]
     return int(ids[np.searchsorted(running, goal, side="right")])

@@ -136,12 +136,15 @@ def test_logprobs_are_of_the_raw_distribution(make_sampler) -> None:
 @pytest.mark.parametrize("kwargs", PARAMS)
 @pytest.mark.parametrize("vocab", [6, 60, 1100])
 def test_each_draw_is_where_its_number_falls(make_sampler, kwargs: dict, vocab: int) -> None:
-    """The drawn token is the one whose slice of [0, 1) holds the row's random number."""
+    """The drawn token is the one whose slice of [0, 1) holds the row's random number.
+
+    The slices lie by likelihood with top_k, else by id.
+    """
     logits = logits_of(vocab, seed=5)
     tokens = draw(make_sampler(vocab), logits, SamplingParams(**kwargs), range(150))
     probabilities = oracle.final_probabilities(logits[0].tolist(), oracle_row(kwargs))
-    by_rank = bool(kwargs.get("top_k")) or "top_p" in kwargs
-    order = oracle.ranking(logits[0].tolist()) if by_rank else list(range(vocab))
+    by_id = not 0 < kwargs.get("top_k", 0) < vocab
+    order = list(range(vocab)) if by_id else oracle.ranking(logits[0].tolist())
     running = np.concatenate(([0.0], np.cumsum([probabilities[i] for i in order])))
     for seed, token in enumerate(tokens):
         place = order.index(token)
