@@ -124,13 +124,19 @@ print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
     assert json.loads(printed) == [case["tokens"] for case in expected["cases"]]
 
 
-def test_clean_install_names_the_extra(clean: Path, tmp_path: Path) -> None:
-    done = run(clean / "ropeway", "compile", "model.gguf", "-o", "m.rope", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [(("compile", "model.gguf", "-o", "m.rope"), "torch"), (("opt", "step.ir"), "sympy")],
+)
+def test_clean_install_names_the_extra(
+    clean: Path, tmp_path: Path, command: tuple[str, ...], module: str
+) -> None:
+    done = run(clean / "ropeway", *command, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-    assert "ropeway[compile]" in done.stderr
-    assert "torch" in done.stderr
+    assert "pip install 'ropeway[compile]'" in done.stderr
+    assert f"'{module}'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
