@@ -90,7 +90,7 @@ class KnownGraph:
         args = fx.map_arg(node.args, env.__getitem__)
         kwargs = fx.map_arg(node.kwargs, env.__getitem__)
         if str(node.target).startswith("ropeway.position_module"):
-            positions, name, layer_type = args[1], str(args[2]), str(args[3])
+            positions, name, layer_type = args[0], str(args[1]), str(args[2])
             assert isinstance(positions, torch.Tensor)
             return evaluate_position_module(self._traced.opaque[name], positions, layer_type)
         args, kwargs = _widen(args), _widen(kwargs)

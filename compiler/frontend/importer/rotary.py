@@ -14,18 +14,18 @@ from torch import nn
 
 @torch.library.custom_op("ropeway::position_module", mutates_args=())
 def position_module(
-    x: torch.Tensor, position_ids: torch.Tensor, module: str, layer_type: str, width: int
+    position_ids: torch.Tensor, module: str, layer_type: str, width: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands for `module(x, position_ids)`; only traced, never run."""
+    """Stands for `module(x, position_ids)` with x of `dtype`; only traced, never run."""
     raise NotImplementedError("ropeway::position_module stands in a trace and isn't run")
 
 
 @position_module.register_fake
 def _(
-    x: torch.Tensor, position_ids: torch.Tensor, module: str, layer_type: str, width: int
+    position_ids: torch.Tensor, module: str, layer_type: str, width: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (*position_ids.shape, width)
-    return x.new_empty(shape), x.new_empty(shape)
+    return position_ids.new_empty(shape, dtype=dtype), position_ids.new_empty(shape, dtype=dtype)
 
 
 def make_opaque(module: nn.Module, shadow: nn.Module) -> dict[str, nn.Module]:
@@ -53,7 +53,7 @@ def make_opaque(module: nn.Module, shadow: nn.Module) -> dict[str, nn.Module]:
             name: str = name,
             width: int = width,
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            return position_module(x, position_ids, name, layer_type or "", width)
+            return position_module(position_ids, name, layer_type or "", width, x.dtype)
 
         child.forward = types.MethodType(forward, child)
     return found
