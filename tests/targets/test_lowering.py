@@ -47,24 +47,71 @@ def lines(template: Template) -> list[str]:
 GOLDEN = """\
 tokens embedding ids=ids table=embed.weight y=b0[64]
 tokens gemm gain=layers.0.input_norm.weight x=b0[64] weight=layers.0.attn.qkv.weight y=b1[128]
-tokens rope q=b1[4x16] positions=positions table=rope q_out=b2[4x16] k=b1[2x16]@256 k_out=b3[2x16]
-tokens kv_write k=b3[2x16] v=b1[2x16]@384 cache=kv0 slots=slots.0
-tokens attention q=b2[4x16] cache=kv0 block_table=block_table.0 query_start=query_start \
-lengths=lengths y=b4[4x16]
-rows gather_rows x=b4[4x16] index=rows y=b5[4x16]
-rows gemm x=b5[64] weight=layers.0.attn.o_proj.weight y=b6[64]
-rows gather_rows x=b0[64] index=rows y=b7[64]
-rows gemm residual=b7[64] gain=layers.0.mlp_norm.weight sum=b8[64] x=b6[64] \
-weight=layers.0.mlp.gate_up.weight y=b9[192]
-rows glu x=b9[192] y=b10[96]
-rows gemm x=b10[96] weight=layers.0.mlp.down_proj.weight y=b11[64]
-rows gemm residual=b8[64] gain=norm.weight sum=b12[64] x=b11[64] weight=embed.weight y=b13[80]"""
+tokens rope q=b1[4x16] positions=positions table=rope q_out=b1[4x16] k=b1[2x16]@256 \
+k_out=b1[2x16]@256
+tokens kv_write k=b1[2x16]@256 v=b1[2x16]@384 cache=kv0 slots=slots.0
+tokens attention q=b1[4x16] cache=kv0 block_table=block_table.0 query_start=query_start \
+lengths=lengths y=b2[4x16]
+rows gather_rows x=b2[4x16] index=rows y=b3[4x16]
+rows gemm x=b3[64] weight=layers.0.attn.o_proj.weight y=b4[64]
+rows gather_rows x=b0[64] index=rows y=b5[64]
+rows gemm residual=b5[64] gain=layers.0.mlp_norm.weight sum=b6[64] x=b4[64] \
+weight=layers.0.mlp.gate_up.weight y=b7[192]
+rows glu x=b7[192] y=b8[96]
+rows gemm x=b8[96] weight=layers.0.mlp.down_proj.weight y=b9[64]
+rows gemm residual=b6[64] gain=norm.weight sum=b10[64] x=b9[64] weight=embed.weight y=b11[80]"""
 
 
 def test_a_fused_layer_is_a_dozen_kernel_calls():
-    """Slices of the merged matrices are views, the head reads the packed embedding, and what
-    follows the last attention runs on the wanted rows only."""
+    """Slices of the merged matrix are views, rope turns q and k where they lie, the head reads the
+    packed embedding, and what follows the last attention runs on the wanted rows only."""
     assert lines(template_of(compile_decoder(ONE).payload)) == GOLDEN.splitlines()
+
+
+SLICED = """module @m format 1 {
+  dims { T in 1..64, L in 1..8 }
+  weight @e : f32[40, 24] = ckpt "e"
+  weight @w : f32[40, 16] = pack(ckpt "w") {layout = "panel32"}
+  weight @t : f32[64, 8] = ckpt "t"
+  func @step(%ids: i32[T] role ids, %positions: i32[T] role positions, %rows: i32[L] role rows) \
+-> f32[L, 40] role logits {
+    %x = nn.embedding(@e, %ids) : f32[T, 24]
+    %a = tensor.slice(%x) {axis = 1, start = A, stop = B} : f32[T, 16]
+    %b = tensor.slice(%x) {axis = 1, start = C, stop = D} : f32[T, 16]
+    %h = tensor.reshape(%a) {shape = [T, 2, 8]} : f32[T, 2, 8]
+    %r = nn.rope(%h, %positions, @t) {rotary_dim = 8} : f32[T, 2, 8]
+    %f = tensor.reshape(%r) {shape = [T, 16]} : f32[T, 16]
+    %s = math.add(%f, READ) : f32[T, 16]
+    %g = tensor.gather_rows(%s, %rows) : f32[L, 16]
+    %z = nn.linear(%g, @w) : f32[L, 40]
+    return %z
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "read", "in_place"),
+    [
+        ((0, 16), (8, 24), "%f", False),  # %b overlaps, though nobody reads it after
+        ((0, 16), (8, 24), "%b", False),
+        ((0, 16), (0, 16), "%f", False),
+        ((8, 24), (8, 24), "%a", False),  # %a itself is read again
+    ],
+)
+def test_rope_copies_when_someone_else_reads_its_bytes(a, b, read, in_place):
+    text = SLICED.replace("= A", f"= {a[0]}").replace("= B", f"= {a[1]}")
+    text = text.replace("= C", f"= {b[0]}").replace("= D}", f"= {b[1]}}}").replace("READ", read)
+    step = next(s for s in lower_template(read_module(text)).steps if s.kernel == "rope")
+    assert (step.operands["q"] == step.operands["q_out"]) is in_place
+
+
+def test_rope_turns_a_slice_in_place_when_its_siblings_lie_apart():
+    text = SLICED.replace("f32[40, 24]", "f32[40, 32]").replace("f32[T, 24]", "f32[T, 32]")
+    text = text.replace("= A", "= 0").replace("= B", "= 16").replace("= C", "= 16")
+    text = text.replace("= D}", "= 32}").replace("READ", "%b")
+    step = next(s for s in lower_template(read_module(text)).steps if s.kernel == "rope")
+    assert step.operands["q"] == step.operands["q_out"]
 
 
 def test_weights_are_stored_once_and_only_matrices_are_packed():

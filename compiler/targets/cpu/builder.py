@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from ropeway.compiler.errors import TargetError
 from ropeway.compiler.ir.dims import Dim, print_dim
-from ropeway.compiler.ir.graph import Op, Operand, Value
+from ropeway.compiler.ir.graph import Function, Op, Operand, Value
 from ropeway.compiler.ir.types import CacheType, TensorType
 from ropeway.compiler.ir.weights import Apply, Weight
+from ropeway.compiler.targets.cpu.aliasing import Aliasing
 from ropeway.compiler.targets.cpu.kernel_table import MAX_DIMS
 from ropeway.compiler.targets.cpu.plan import (
     ALIGNMENT,
@@ -63,7 +64,8 @@ def element_type(op: Op, kind: TensorType) -> ElementType:
 class PlanBuilder:
     """Buffers, weights, inputs, caches and steps in the order of their first use."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Function) -> None:
+        self.aliasing = Aliasing(function)
         self.buffers: list[Buffer] = []
         self.weights: list[WeightSlot] = []
         self.inputs: list[str] = []

@@ -32,7 +32,7 @@ _INPUT_ROLES = ("ids", "positions", "rows", "query_start", "lengths")
 def lower_template(module: Module) -> Template:
     """The template of the module's function. Raises TargetError naming op and source line."""
     function = module.fn
-    plan = PlanBuilder()
+    plan = PlanBuilder(function)
     _bind_inputs(plan, function)
     for op in function.ops:
         lowering = LOWERINGS.get(op.name)

@@ -151,13 +151,20 @@ def _rope(plan: PlanBuilder, op: Op) -> None:
         "q": q.ref,
         "positions": plan.input(op, positions),
         "table": plan.weight(op, table, "rows"),
-        "q_out": plan.result(op, 0).ref,
+        "q_out": _rotated(plan, op, 0, q).ref,
     }
     if k is not None:
-        operands |= {"k": k.ref, "k_out": plan.result(op, 1).ref}
+        operands |= {"k": k.ref, "k_out": _rotated(plan, op, 1, k).ref}
     rotary = _whole(op, "rotary_dim")
     params: Params = {"rotary_dim": rotary, "interleaved": int(bool(attr(op, "interleaved")))}
     plan.step("rope", op, "tokens", operands, params)
+
+
+def _rotated(plan: PlanBuilder, op: Op, number: int, source: View) -> View:
+    """Where a rotated tensor goes: over its source when nobody else reads that."""
+    if plan.aliasing.only_reader(op, op.args[number]):
+        return plan.define(op.results[number], source)
+    return plan.result(op, number)
 
 
 def _paged_attention(plan: PlanBuilder, op: Op) -> None:
