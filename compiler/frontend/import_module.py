@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropeway.compiler.errors import ImportModelError, InputError
+from ropeway.compiler.errors import CheckpointError, ImportModelError, InputError
 from ropeway.compiler.frontend.imported import Imported, TensorDict
 from ropeway.compiler.frontend.importer.interpret import import_graph
 from ropeway.compiler.frontend.importer.trace import trace
@@ -43,6 +43,8 @@ def import_module(
     logits = ir.fn.output("logits")
     if logits is None:
         raise ImportModelError(f"{name}: the model returns no logits")
+    vocab_size = int(logits.type.shape[1])  # type: ignore[union-attr]
+    _check_ends(name, tokenizer, vocab_size)
     return Imported(
         module=ir,
         source=source,
@@ -50,9 +52,19 @@ def import_module(
         tokenizer=tokenizer,
         name=name,
         architecture=type(module).__name__,
-        vocab_size=int(logits.type.shape[1]),  # type: ignore[union-attr]
+        vocab_size=vocab_size,
         max_model_len=length,
     )
+
+
+def _check_ends(name: str, tokenizer: TokenizerAssets | None, vocab_size: int) -> None:
+    """An end token that the model can't draw would make every answer run to its limit."""
+    for token in tokenizer.settings.eos_ids if tokenizer else ():
+        if token >= vocab_size:
+            raise CheckpointError(
+                f"{name}: end token {token} is outside the model's vocabulary of {vocab_size}; "
+                "correct eos_token_id in config.json or generation_config.json"
+            )
 
 
 def model_length(module: nn.Module) -> int:
@@ -60,7 +72,7 @@ def model_length(module: nn.Module) -> int:
     config: Any = getattr(module, "config", None)
     for field in _LENGTH_FIELDS:
         value = getattr(config, field, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return _DEFAULT_LENGTH
 

@@ -10,7 +10,7 @@ from ropeway.compiler.frontend.checkpoints.safetensors_source import Safetensors
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_MAX_JSON = 1 << 28
+_MAX_SMALL = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,33 @@ def open_directory(path: Path) -> HfDirectory:
             f"{path.name}/config.json: the checkpoint is quantized ({kind}), which isn't "
             "supported; give the original in float32, bfloat16 or float16"
         )
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise CheckpointError(
+            f"{path.name}/config.json: 'model_type' is {kind!r}; expected the architecture's name"
+        )
     return HfDirectory(path, config, SafetensorsSource(_shards(path)))
+
+
+def read_bytes(file: Path) -> bytes:
+    """The content of a small file. Raises CheckpointError naming the file."""
+    shown = f"{file.parent.name}/{file.name}"
+    try:
+        if file.stat().st_size > _MAX_SMALL:
+            raise CheckpointError(f"{shown}: larger than 256 MiB; that isn't a {file.name}")
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{shown} is missing; give a complete model directory") from error
+    except OSError as error:
+        raise CheckpointError(f"{shown}: can't be read ({error.strerror})") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError naming the file."""
     shown = f"{file.parent.name}/{file.name}"
+    data = read_bytes(file)
     try:
-        if file.stat().st_size > _MAX_JSON:
-            raise CheckpointError(f"{shown}: larger than 256 MiB; that isn't a {file.name}")
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{shown} is missing; give a complete model directory") from error
-    except OSError as error:
-        raise CheckpointError(f"{shown}: can't be read ({error.strerror})") from error
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{shown}: isn't valid JSON ({error})") from error
     if not isinstance(content, dict):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ropeway.compiler.errors import CheckpointError, MissingExtraError
-from ropeway.compiler.frontend.checkpoints.hf_directory import read_json
+from ropeway.compiler.frontend.checkpoints.hf_directory import read_bytes, read_json
 from ropeway.runtime.text.assets import TokenizerAssets, TokenizerSettings
 
 _SOURCES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -22,7 +22,7 @@ def read_tokenizer(path: Path, config: Mapping[str, Any]) -> TokenizerAssets | N
     """The directory's tokenizer, None if it has none. Raises CheckpointError for a damaged one."""
     file = path / "tokenizer.json"
     if file.exists():
-        data = file.read_bytes()
+        data = read_bytes(file)
     elif any((path / name).exists() for name in _SOURCES):
         data = _converted(path)
     else:
@@ -100,8 +100,9 @@ def _text(value: Any) -> str | None:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
+    """The ids of a setting that holds one, several or none; some configs write none as -1."""
     values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0)
 
 
 def _first_id(value: Any) -> int | None:
@@ -112,7 +113,12 @@ def _template(path: Path, own: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own, else tokenizer_config.json's (the default of many)."""
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return read_bytes(file).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{path.name}/{file.name}: isn't UTF-8 text; the file is damaged"
+            ) from error
     if (path / "chat_template.json").exists():
         stored = read_json(path / "chat_template.json").get("chat_template")
         return stored if isinstance(stored, str) else None

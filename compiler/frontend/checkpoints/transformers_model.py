@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from ropeway.compiler.errors import CheckpointError
 
+# Above these, building the module would take hours and all memory before a tensor is missed.
+_LIMITS = {"num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096}
 _UNFILLED = (torch.empty, torch.rand, torch.randn, torch.empty_like, torch.empty_strided)
 
 
@@ -52,8 +54,11 @@ def build_transformers_model(path: Path, config: Mapping[str, Any]) -> nn.Module
         )
     try:
         settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        _check_sizes(path, settings)
         with _WithoutParameters(), torch.device("cpu"):
             model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except CheckpointError:
+        raise
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         raise CheckpointError(
@@ -62,6 +67,15 @@ def build_transformers_model(path: Path, config: Mapping[str, Any]) -> nn.Module
         ) from error
     assert isinstance(model, nn.Module)
     return model.eval()
+
+
+def _check_sizes(path: Path, settings: Any) -> None:
+    for key, limit in _LIMITS.items():
+        value = getattr(settings, key, None)
+        if isinstance(value, int) and value > limit:
+            raise CheckpointError(
+                f"{path.name}/config.json: '{key}' is {value}; more than {limit} isn't credible"
+            )
 
 
 def _known(kind: Any) -> bool:
