@@ -94,7 +94,7 @@ ScratchNeed gemm_scratch(const GemmArgs& args) {
 
 ScratchNeed attention_scratch(const AttentionArgs& args, int64_t max_length, int threads) {
   constexpr int64_t kRows = 64;  // at least kQueryRows of every level
-  const int64_t dp = round_up(args.head_dim, kPanel), dvp = round_up(args.v_head_dim, kPanel);
+  const int64_t dp = round_up(args.head_dim, kPanel) + 32, dvp = round_up(args.v_head_dim, kPanel);
   const int64_t per_thread = kRows * (dp + 2 * kTileTokens + 2 * dvp + 8) * 4 + 4096;
   const bool splits = threads > 1 && max_length > kTileTokens;
   return {size_t(per_thread), splits ? size_t(kAttentionSplitBytes) : 0};

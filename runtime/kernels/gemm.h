@@ -33,7 +33,7 @@ static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, o
       for (int64_t i = 0; i < a.k; i += W) store_some(out + i, load_some(x + i, a.k - i), a.k - i);
     }
   }
-  memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
+  if (kp > a.k) memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
 }
 
 // A product that waits in c to be written: columns [from, to) of the 32 from `column` of W, rows first.. of y.

@@ -11,6 +11,7 @@
 // g++ 12 warns about its own undefined-vector idiom inside avx512fintrin.h wherever that is inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #if defined(__x86_64__)

@@ -27,7 +27,8 @@ template <class T>
 struct Segments {
   const T* const* data;
   int64_t count;
-  int64_t k;  // of each
+  int64_t k;           // of each
+  int64_t a_gap = 0;   // operands of `a` to skip from the end of a segment to the next
 };
 
 // Rows of c are kPanel floats apart, whichever columns are asked for.
@@ -52,7 +53,7 @@ RW_INLINE void load_operand(const float* a, F& v) { v = splat(*a); }
 template <int ROWS, int VECTORS, bool STREAM>
 static void product_rows(const float* a, int64_t lda, Segments<float> b, int64_t column, float* c) {
   F sums[ROWS][VECTORS] = {};
-  for (int64_t s = 0; s < b.count; s++) {
+  for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
     const float* p = b.data[s] + column;
     for (int64_t k = 0; k < b.k; k++, p += kPanel, a++) {
       if (STREAM) {
@@ -75,7 +76,7 @@ static void product_rows(const float* a, int64_t lda, Segments<float> b, int64_t
 template <int ROWS, int VECTORS, bool STREAM>
 static void product_rows(const bf16* a, int64_t lda, Segments<bf16> b, int64_t column, float* c) {
   F sums[ROWS][VECTORS] = {};
-  for (int64_t s = 0; s < b.count; s++) {
+  for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
     const bf16* p = b.data[s] + 2 * column;
     for (int64_t k = 0; k < b.k; k += 2, p += 2 * kPanel, a += 2) {
       if (STREAM) {
@@ -99,7 +100,7 @@ static void product_rows(const bf16* a, int64_t lda, Segments<bf16> b, int64_t c
 template <int ROWS, int VECTORS, bool STREAM>
 static void product_rows(const float* a, int64_t lda, Segments<bf16> b, int64_t column, float* c) {
   F sums[ROWS][VECTORS] = {};
-  for (int64_t s = 0; s < b.count; s++) {
+  for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
     const bf16* p = b.data[s] + 2 * column;
     for (int64_t k = 0; k < b.k; k += 2, p += 2 * kPanel, a += 2) {
       if (STREAM) {

@@ -6,7 +6,7 @@
 struct TileUnit {
   int64_t rows = 0;
 
-  inline __attribute__((always_inline)) void configure(int64_t wanted) {  // 1..32
+  RW_INLINE_MEMBER void configure(int64_t wanted) {  // 1..32
     if (wanted == rows) return;
     rows = wanted;
     const int upper = (int)smaller<int64_t>(wanted, 16), lower = (int)(wanted - upper);
@@ -43,7 +43,7 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
   if (RIGHT) RW_TILE_ZERO(1);
   if (LOWER && LEFT) RW_TILE_ZERO(2);
   if (LOWER && RIGHT) RW_TILE_ZERO(3);
-  for (int64_t s = 0; s < b.count; s++) {
+  for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
     const bf16* p = b.data[s];
     for (int64_t k = 0; k < b.k; k += 32, a += 32, p += 32 * kPanel) {
       if (STREAM)

@@ -110,7 +110,7 @@ static void glu_rows(const Context& ctx, const GluArgs& a) {
     T* y = row<T>(a.y, r);
     for (int64_t i = first; i < last; i += W) {
       F g = load_some(gate + i, last - i);
-      g = act == Activation::silu ? vsilu(g) : act == Activation::gelu ? vgelu(g) : vgelu_tanh(g);
+      g = act == Activation::silu ? vsilu<T>(g) : act == Activation::gelu ? vgelu(g) : vgelu_tanh(g);
       store_some(y + i, round_to<T>(g) * load_some(up + i, last - i), last - i);
     }
   }

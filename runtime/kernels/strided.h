@@ -114,7 +114,7 @@ static F apply(UnaryOp op, F x) {
     case UnaryOp::neg: return -x;
     case UnaryOp::exp: return vexp(x);
     case UnaryOp::abs: return vabs(x);
-    case UnaryOp::silu: return vsilu(x);
+    case UnaryOp::silu: return vsilu<float>(x);
     case UnaryOp::gelu: return vgelu(x);
     case UnaryOp::gelu_tanh: return vgelu_tanh(x);
     case UnaryOp::relu: return x < 0.0f ? F{} : x;
