@@ -4,17 +4,16 @@ Special tokens: a plain prompt is the caller's own, so "<|im_end|>" in it is tha
 only the template writes special tokens; the same characters in a message stay text.
 """
 
-import json
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import tokenizers
 
 from ropeway.compiler.errors import ArtifactError, RequestError
 from ropeway.runtime.text.assets import TokenizerAssets, TokenizerSettings
-from ropeway.runtime.text.chat_template import ChatTemplate, RenderedChat
 from ropeway.runtime.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -23,6 +22,25 @@ from ropeway.runtime.text.detokenizer import (
 )
 from ropeway.runtime.text.literal import SpecialTexts
 from ropeway.runtime.text.pieces import rules_of
+
+if TYPE_CHECKING:
+    from ropeway.runtime.text.chat_template import ChatTemplate, RenderedChat
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class _Description(msgspec.Struct):
+    """The part of a tokenizer.json that the library doesn't tell; reading no more is fast."""
+
+    added_tokens: list[_AddedToken] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 class Tokenizer:
@@ -34,7 +52,7 @@ class Tokenizer:
     def __init__(self, tokenizer_json: bytes, settings: TokenizerSettings) -> None:
         try:
             self._inner = tokenizers.Tokenizer.from_buffer(tokenizer_json)
-            description = json.loads(tokenizer_json)
+            description = msgspec.json.decode(tokenizer_json, type=_Description)
         except Exception as error:  # the library raises plain Exception for any bad file
             raise ArtifactError(
                 f"tokenizer.json can't be read: {error}: compile the model again"
@@ -42,10 +60,9 @@ class Tokenizer:
         self._inner.no_truncation()
         self._inner.no_padding()
         self.settings = settings
-        added = description.get("added_tokens") or []
-        self._special_ids = {t["content"]: int(t["id"]) for t in added if t.get("special")}
-        self._hidden = frozenset(self._special_ids.values())
-        self._rules = rules_of(description.get("decoder"))
+        self._specials = [t for t in description.added_tokens or [] if t.special]
+        self._hidden = frozenset(t.id for t in self._specials)
+        self._rules = rules_of(description.decoder)
         self._pieces: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
@@ -112,7 +129,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **options: Any,
-    ) -> RenderedChat:
+    ) -> "RenderedChat":
         """The text of a chat, before it is encoded."""
         if self.settings.chat_template is None:
             raise RequestError(
@@ -120,10 +137,13 @@ class Tokenizer:
                 "this model has no chat template: give generate() a prompt that you wrote yourself",
             )
         if self._template is None:
+            # jinja2 takes 30 ms to import, which only chats need.
+            from ropeway.runtime.text.chat_template import ChatTemplate  # noqa: PLC0415
+
             self._template = ChatTemplate(
                 self.settings.chat_template,
                 self.settings.special_tokens,
-                SpecialTexts(self._special_ids),
+                SpecialTexts(t.content for t in self._specials),
             )
         return self._template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
@@ -180,7 +200,7 @@ class Tokenizer:
     def _literal_encoder(self) -> "_LiteralEncoder":
         with self._lock:
             if self._literal is None:
-                self._literal = _LiteralEncoder(self._inner, self._special_ids)
+                self._literal = _LiteralEncoder(self._inner, self._specials)
             return self._literal
 
 
@@ -191,24 +211,28 @@ class _LiteralEncoder:
     characters that nobody can guess; the template's are written as aliases.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, specials: Iterable[_AddedToken]) -> None:
         self._copy = tokenizers.Tokenizer.from_str(inner.to_str())
         self._copy.encode_special_tokens = True
-        described = {t["content"]: t for t in json.loads(inner.to_str())["added_tokens"]}
         self._alias: dict[str, str] = {}
         self._real: dict[int, int] = {}
-        for text, token in special_ids.items():
+        for special in specials:
             alias = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
-            flags = {k: described[text][k] for k in ("single_word", "lstrip", "rstrip")}
-            self._copy.add_tokens(
-                [tokenizers.AddedToken(alias, special=False, normalized=False, **flags)]
+            token = tokenizers.AddedToken(
+                alias,
+                special=False,
+                normalized=False,
+                single_word=special.single_word,
+                lstrip=special.lstrip,
+                rstrip=special.rstrip,
             )
-            self._alias[text] = alias
+            self._copy.add_tokens([token])
+            self._alias[special.content] = alias
             added = self._copy.token_to_id(alias)
             if added is not None:
-                self._real[added] = token
+                self._real[added] = special.id
 
-    def encode(self, tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, chat: "RenderedChat") -> list[int]:
         parts, end = [], 0
         for start, stop in chat.spans or ():
             parts += [chat.text[end:start], self._alias[chat.text[start:stop]]]
