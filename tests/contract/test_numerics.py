@@ -6,24 +6,35 @@ with the request alone. The oracle is equality itself, across schedules that sha
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ropeway
+from ropeway.compiler.artifact.reader import open_artifact
 from ropeway.compiler.config import Bucket
 from ropeway.runtime.engine.limits import StepLimits
 from ropeway.runtime.engine.scheduler import Scheduler
+from ropeway.runtime.loader import read_tokenizer
 
 pytestmark = pytest.mark.slow
 
 NEW_TOKENS = 24
-PROMPT = [(7919 * i * i + 131 * i) % 40000 + 100 for i in range(150)]
+PASSAGE = Path(__file__).parents[1] / "parity" / "passage.txt"
+
+
+@cache
+def prompt(path: Path) -> list[int]:
+    """The first 150 tokens of the passage."""
+    tokenizer = read_tokenizer(open_artifact(path))
+    assert tokenizer is not None
+    return list(tokenizer.encode(PASSAGE.read_text()))[:150]
 
 
 def neighbours(count: int) -> list[list[int]]:
-    """Mixed prompts of 1 to 187 tokens, none a prefix of PROMPT."""
+    """Mixed prompts of 1 to 187 tokens, none a prefix of the prompt."""
     return [
         [(104729 * i + 6101 * n * n) % 40000 + 300 for i in range(1 + 6 * n)] for n in range(count)
     ]
@@ -62,7 +73,7 @@ def _answer(output: Any) -> Answer:
 
 def _serve(path: Path, params: Any, others: int = 0, **options: Any) -> Answer:
     with ropeway.LLM(path, **options) as llm:
-        prompts = [*neighbours(others), PROMPT]
+        prompts = [*neighbours(others), prompt(path)]
         return _answer(llm.generate(prompts, params)[-1])
 
 
@@ -98,8 +109,8 @@ def test_any_number_of_threads(
 @pytest.mark.parametrize("length", [150, 128, 127, 96])
 def test_after_a_prefix_hit(smollm2_bf16: Path, params: Any, alone: Answer, length: int) -> None:
     with ropeway.LLM(smollm2_bf16) as llm:
-        first = llm.generate([PROMPT[:length]], params)[0]
-        again = llm.generate([PROMPT], params)[0]
+        first = llm.generate([prompt(smollm2_bf16)[:length]], params)[0]
+        again = llm.generate([prompt(smollm2_bf16)], params)[0]
     assert first.num_cached_tokens == 0
     assert again.num_cached_tokens >= length // 32 * 32 - 32
     assert again.num_cached_tokens > 0
@@ -118,13 +129,13 @@ def test_after_two_preemptions(
 
     monkeypatch.setattr(Scheduler, "_preempt", counting)
     with ropeway.LLM(smollm2_bf16, kv_cache_memory=_blocks(smollm2_bf16, 8)) as llm:
-        stream = llm.stream(PROMPT, params, priority=5)
+        stream = llm.stream(prompt(smollm2_bf16), params, priority=5)
         pieces = [next(stream)]
-        for number in range(2):  # each urgent neighbour takes the blocks that PROMPT holds
+        for number in range(2):  # each urgent neighbour takes the blocks that the prompt holds
             llm.generate([neighbours(31)[30 - number]], params, priority=0)
             pieces.append(next(stream))
         pieces += list(stream)
-    assert preempted.count(PROMPT) >= 2
+    assert preempted.count(prompt(smollm2_bf16)) >= 2
     tokens = tuple(token for piece in pieces for token in piece.token_ids)
     logprobs = tuple(
         tuple((token, lp.logprob, lp.rank) for token, lp in entry.items())
@@ -162,8 +173,8 @@ def test_seed_and_choices_do_not_depend_on_the_company(smollm2_bf16: Path) -> No
         temperature=1.0, seed=7, n=3, max_tokens=12, ignore_eos=True, logprobs=1
     )
     with ropeway.LLM(smollm2_bf16) as llm:
-        single = llm.generate([PROMPT], params)[0]
-        batch = llm.generate([*neighbours(6), PROMPT], params)[-1]
+        single = llm.generate([prompt(smollm2_bf16)], params)[0]
+        batch = llm.generate([*neighbours(6), prompt(smollm2_bf16)], params)[-1]
     choices = [tuple(choice.token_ids) for choice in single.outputs]
     assert len(set(choices)) == 3
     assert [tuple(choice.token_ids) for choice in batch.outputs] == choices
