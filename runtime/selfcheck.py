@@ -84,7 +84,7 @@ class _Wave:
             )
             base += -(-plan.arena_bytes // 4096) * 4096
         self._program = program.twin(shifted)
-        self._caches = CacheMemory.allocate(program.template, 1 + _BLOCKS * len(plans))
+        self._caches = CacheMemory(program.template, 1 + _BLOCKS * len(plans))
         self._jobs = [
             _Job(
                 bucket,

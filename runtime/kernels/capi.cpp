@@ -103,9 +103,10 @@ ROPEWAY_API int32_t rw_program_add_bucket(Program* program, int64_t tokens, int6
     }
 }
 
-ROPEWAY_API void rw_program_set_caches(Program* program, void* const* keys, void* const* values,
-                                       int64_t blocks) {
-    program->set_caches(keys, values, blocks);
+ROPEWAY_API void rw_program_set_caches(Program* program, void* data, const int64_t* key_offsets,
+                                       const int64_t* value_offsets, int64_t blocks,
+                                       int64_t block_bytes) {
+    program->set_caches(data, key_offsets, value_offsets, blocks, block_bytes);
 }
 
 ROPEWAY_API void rw_program_copy_blocks(Program* program, const int64_t* pairs, int64_t count) {

@@ -104,27 +104,21 @@ ScratchNeed Program::scratch_need(BoundStep& step, const BucketRecord& bucket) c
     return {};
 }
 
-void Program::set_caches(void* const* keys, void* const* values, int64_t blocks) {
-    for (size_t i = 0; i < caches_.size() && blocks > 0; ++i) {
-        const CacheRecord& cache = caches_[i];
-        const auto dtype = static_cast<DType>(cache.dtype);
-        keys_[i] = {keys[i], cache_block_bytes(cache.heads, cache.key_dim, dtype)};
-        values_[i] = {values[i], cache_block_bytes(cache.heads, cache.value_dim, dtype)};
-    }
+void Program::set_caches(void* data, const int64_t* key_offsets, const int64_t* value_offsets,
+                         int64_t blocks, int64_t block_bytes) {
+    cache_ = static_cast<char*>(data);
     blocks_ = blocks;
+    block_bytes_ = block_bytes;
+    for (size_t i = 0; i < caches_.size() && blocks > 0; ++i) {
+        keys_[i] = {cache_ + key_offsets[i], block_bytes};
+        values_[i] = {cache_ + value_offsets[i], block_bytes};
+    }
 }
 
 void Program::copy_blocks(const int64_t* pairs, int64_t count) {
-    const auto copy = [&](const CachePlane& plane, int64_t from, int64_t to) {
-        char* data = static_cast<char*>(plane.data);
-        const auto bytes = static_cast<size_t>(plane.block_stride);
-        std::memmove(data + to * plane.block_stride, data + from * plane.block_stride, bytes);
-    };
     for (int64_t i = 0; i < count; ++i) {
-        for (size_t layer = 0; layer < keys_.size(); ++layer) {
-            copy(keys_[layer], pairs[2 * i], pairs[2 * i + 1]);
-            copy(values_[layer], pairs[2 * i], pairs[2 * i + 1]);
-        }
+        std::memmove(cache_ + pairs[2 * i + 1] * block_bytes_, cache_ + pairs[2 * i] * block_bytes_,
+                     static_cast<size_t>(block_bytes_));
     }
 }
 

@@ -109,8 +109,10 @@ public:
 
     // Binds the steps for one bucket and reserves its scratch; returns the bucket's number.
     int add_bucket(int64_t tokens, int64_t requests, int64_t rows, const int64_t* offsets);
-    // Key and value planes of every cache, one pair per layer.
-    void set_caches(void* const* keys, void* const* values, int64_t blocks);
+    // `blocks` blocks of `block_bytes`, each of which holds every cache's key and value plane, at
+    // key_offsets and value_offsets.
+    void set_caches(void* data, const int64_t* key_offsets, const int64_t* value_offsets,
+                    int64_t blocks, int64_t block_bytes);
     void copy_blocks(const int64_t* pairs, int64_t count);
     // Runs the first `limit` steps (all when negative). `stamps`, when given, receives limit + 1
     // times in nanoseconds: the start, and the end of each step.
@@ -146,8 +148,9 @@ private:
     int64_t max_length_, groups_;
     int64_t id_limit_ = INT64_MAX, position_limit_ = INT64_MAX;
     char* arena_;
+    char* cache_ = nullptr;
     std::vector<CachePlane> keys_, values_;
-    int64_t blocks_ = 0;
+    int64_t blocks_ = 0, block_bytes_ = 0;
     std::vector<std::unique_ptr<BucketRecord>> buckets_;
     std::vector<Workspace> scratch_;
     Workspace shared_;

@@ -68,7 +68,7 @@ def run_once(template: Template, plan: Any, loaded: Any) -> None:
     """Loads and runs a plan that was let through."""
     artifact, team = loaded
     program = Program(template, {plan.bucket: plan}, artifact.weights, team)
-    program.set_caches(CacheMemory.allocate(template, 4))
+    program.set_caches(CacheMemory(template, 4))
     program.run(plan.bucket, small_step(plan.bucket, program.groups))
     program.close()
 

@@ -103,11 +103,28 @@ def test_read_sums_every_word():
 
 def test_threads_that_do_not_start_are_reported(monkeypatch):
     class NoThreads:
-        rw_team_destroy = None
-
         def rw_team_create(self, size: int) -> None:
             return None
 
     monkeypatch.setattr(native, "load_library", NoThreads)
     with pytest.raises(RunError, match="can't start 4 threads: lower num_threads"):
         Team(4)
+
+
+def test_a_forked_child_is_told_instead_of_hanging(load):
+    """Threads don't survive a fork: the child would wait at the first barrier for ever."""
+    device = load(FAST, threads=2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            logits_of(device, WIDE[-1], step_of([([1, 2], 2)]))
+            os.write(writer, b"ran")
+        except RunError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as pipe:
+        assert b"threads weren't copied: load it in the child" in pipe.read()

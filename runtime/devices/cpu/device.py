@@ -90,7 +90,7 @@ class CpuDevice:
         """See Device.allocate. Memory is taken as blocks are first written."""
         if num_blocks < 1:
             raise RunError(f"{num_blocks} KV blocks: at least the null block is needed")
-        self.loaded.set_caches(CacheMemory.allocate(self.loaded.template, num_blocks))
+        self.loaded.set_caches(CacheMemory(self.loaded.template, num_blocks))
 
     def prepare(self, bucket: Bucket) -> None:
         """Buckets are bound at load; a bucket that isn't there is refused."""

@@ -39,43 +39,34 @@ _COUNTS = ("tokens", "requests", "rows")
 
 
 class CacheMemory:
-    """The KV blocks of every layer: per cache a K plane and a V plane of `blocks` blocks."""
+    """KV blocks. Block b of all layers lies together, so memory is touched as blocks are used.
 
-    def __init__(self, region: Region, blocks: int, planes: Sequence[tuple[int, int]]) -> None:
-        """`planes` are (offset in the region, bytes of a block): K and V of each cache in turn."""
+    Inside a block, each cache has its K plane and then its V plane.
+    """
+
+    def __init__(self, template: Template, blocks: int) -> None:
+        """Zeroed blocks. Raises RunError when they don't fit."""
         self.blocks = blocks
-        self._region = region
-        self._planes = planes
-
-    @classmethod
-    def allocate(cls, template: Template, blocks: int) -> "CacheMemory":
-        """Zeroed planes. Raises RunError when they don't fit."""
-        planes, size = [], 0
+        self.key_offsets: list[int] = []
+        self.value_offsets: list[int] = []
+        self.block_bytes = 0
         for slot in template.caches:
-            for dim in (slot.key_dim, slot.value_dim):
-                block = plane_block_bytes(slot.heads, dim, slot.dtype)
-                planes.append((size, block))
-                size += blocks * block
-        return cls(Region(size, f"{blocks} KV blocks"), blocks, planes)
+            self.key_offsets.append(self.block_bytes)
+            self.block_bytes += plane_block_bytes(slot.heads, slot.key_dim, slot.dtype)
+            self.value_offsets.append(self.block_bytes)
+            self.block_bytes += plane_block_bytes(slot.heads, slot.value_dim, slot.dtype)
+        self._region = Region(blocks * self.block_bytes, f"{blocks} KV blocks")
+        self.address = self._region.address
 
     @property
     def size(self) -> int:
         """Bytes in all."""
         return self._region.size
 
-    def addresses(self, plane: int) -> list[int]:
-        """Where plane 0 (K) or 1 (V) of each cache starts."""
-        return [self._region.address + offset for offset, _ in self._planes[plane::2]]
-
     def fill(self, byte: int, blocks: Iterable[int] | None = None) -> None:
         """Set every byte of `blocks` (None: all but the null block), for checks and tests."""
-        for offset, size in self._planes:
-            start = self._region.address + offset
-            if blocks is None:
-                ctypes.memset(start + size, byte, (self.blocks - 1) * size)
-                continue
-            for block in blocks:
-                ctypes.memset(start + block * size, byte, size)
+        for block in range(1, self.blocks) if blocks is None else blocks:
+            ctypes.memset(self.address + block * self.block_bytes, byte, self.block_bytes)
 
 
 class Program:
@@ -150,14 +141,19 @@ class Program:
 
     def set_caches(self, caches: CacheMemory | None) -> None:
         """Use these KV blocks from the next step on; without any, no step runs."""
-        if caches is None:
-            self._library.rw_program_set_caches(self._handle, None, None, 0)
-            self._caches = None
-            return
-        pointers = ctypes.c_void_p * len(self.template.caches)
-        keys, values = pointers(*caches.addresses(0)), pointers(*caches.addresses(1))
-        self._library.rw_program_set_caches(self._handle, keys, values, caches.blocks)
         self._caches = caches
+        if caches is None:
+            self._library.rw_program_set_caches(self._handle, None, None, None, 0, 0)
+            return
+        offsets = ctypes.c_int64 * len(self.template.caches)
+        self._library.rw_program_set_caches(
+            self._handle,
+            caches.address,
+            offsets(*caches.key_offsets),
+            offsets(*caches.value_offsets),
+            caches.blocks,
+            caches.block_bytes,
+        )
 
     @property
     def caches(self) -> CacheMemory | None:
@@ -186,6 +182,7 @@ class Program:
         `stamps` of len(steps) + 1 entries receives the start and each step's end in nanoseconds.
         Raises RunError naming the input that points outside the bucket, a table or the caches.
         """
+        self.team.check_process()
         data, kept = _step_data(inputs)
         number = self._numbers.get(bucket, -1)
         self._library.rw_program_run(
@@ -200,6 +197,7 @@ class Program:
 
         For the self-check; the buckets' plans mustn't share buffers. Raises RunError as `run` does.
         """
+        self.team.check_process()
         packed = [_step_data(inputs) for _, inputs in jobs]
         data = (records.StepData * len(jobs))(*(entry for entry, _ in packed))
         numbers = (ctypes.c_int32 * len(jobs))(*(self._numbers[bucket] for bucket, _ in jobs))

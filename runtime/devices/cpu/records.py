@@ -149,7 +149,7 @@ def declare(library: ctypes.CDLL) -> None:
         "rw_program_add_bucket": (_I32, [_PTR, _I64, _I64, _I64, ctypes.POINTER(_I64)]),
         "rw_program_set_caches": (
             None,
-            [_PTR, ctypes.POINTER(_PTR), ctypes.POINTER(_PTR), _I64],
+            [_PTR, _PTR, ctypes.POINTER(_I64), ctypes.POINTER(_I64), _I64, _I64],
         ),
         "rw_program_copy_blocks": (None, [_PTR, ctypes.POINTER(_I64), _I64]),
         "rw_program_run_together": (
