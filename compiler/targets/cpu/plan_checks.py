@@ -56,7 +56,7 @@ def check_template(template: Template, where: str = TEMPLATE_FILE) -> None:
 
 
 def check_bucket(template: Template, plan: BucketPlan, bucket: Bucket, where: str) -> None:
-    """Refuse a bucket whose buffers leave the arena or overlap the rules of alignment."""
+    """Refuse a bucket whose buffers leave the arena or aren't aligned."""
     problem = _bucket_problem(template, plan, bucket)
     if problem:
         raise ArtifactError(f"{where}: {problem}: compile the model again")
