@@ -10,6 +10,7 @@ import msgspec
 from ropeway.compiler.errors import RequestError
 
 MAX_CHOICES = 1024
+MAX_PROMPT_LOGPROBS = 1024  # a step scores thousands of prompt rows at once
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 MAX_LOGIT_BIAS = 100.0
@@ -22,8 +23,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `max_tokens` None
     generates up to the model's length. `seed` None draws from the engine's own seed (so does -1).
     `logprobs` is how many alternatives to report beside the chosen token (0: only that one, -1:
-    the whole vocabulary), of the raw model distribution; `prompt_logprobs` the same for the
-    prompt. `stop` takes one string or several; `logit_bias` maps a token id to -100..100.
+    the whole vocabulary), of the raw model distribution; `prompt_logprobs` (up to 1024) the same
+    for the prompt. `stop` takes one string or several; `logit_bias` maps a token id to -100..100.
     `min_tokens` keeps the end-of-sequence and stop ids from being drawn, and stop strings from
     matching, before that many tokens.
 
@@ -75,9 +76,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check_int("max_tokens", self.max_tokens, 1, None)
             if self.min_tokens > self.max_tokens:
                 _refuse("min_tokens", self.min_tokens, f"exceeds max_tokens {self.max_tokens}")
-        for field in ("logprobs", "prompt_logprobs"):
-            if getattr(self, field) is not None:
-                _check_int(field, getattr(self, field), -1, None)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, -1, None)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_PROMPT_LOGPROBS)
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**64 - 1)
             if self.seed == -1:

@@ -42,7 +42,7 @@ BAD = [
     ("stop", ["a", 5]),
     ("stop", 5),
     ("stop", b"x"),
-    ("stop", ["x"] * 0 + [str(i) for i in range(65)]),
+    ("stop", [str(i) for i in range(65)]),
     ("stop", "x" * 4097),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [2**31]),
@@ -55,6 +55,8 @@ BAD = [
     ("max_tokens", 2.0),
     ("logprobs", -2),
     ("prompt_logprobs", 1.5),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 1025),
     ("logprobs", True),
     ("ignore_eos", 1),
     ("detokenize", "no"),
@@ -127,7 +129,7 @@ def test_vocabulary_of_ten(kwargs: dict[str, object], field: str) -> None:
 
 def test_vocabulary_edges_pass() -> None:
     SamplingParams(
-        stop_token_ids=[9], logit_bias={0: 1.0, 9: -100}, logprobs=10, prompt_logprobs=-1
+        stop_token_ids=[9], logit_bias={0: 1.0, 9: -100}, logprobs=-1, prompt_logprobs=10
     ).check_vocabulary(10, eos_ids=(2,))
 
 

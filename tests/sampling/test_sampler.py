@@ -242,6 +242,13 @@ def test_ties_at_top_p_go_to_the_lower_ids(make_sampler) -> None:
     assert set(tokens) == {0, 1, 2}
 
 
+def test_the_nucleus_ends_where_its_mass_is_reached(make_sampler) -> None:
+    """400 equal tokens, top_p 1/4: a hundred and not one more, as the sums are exact."""
+    logits = np.zeros((1, 400), np.float32)
+    tokens = draw(make_sampler(400), logits, SamplingParams(top_p=0.25), range(2000))
+    assert set(tokens) == set(range(100))
+
+
 def test_min_tokens_bans_until_reached(make_sampler) -> None:
     logits = np.array([[5.0, 4.0, 3.0, 0.0]], np.float32)
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[1])
