@@ -78,7 +78,10 @@ struct LayerNormArgs {  // y = round((x - mean) * rsqrt(var + eps) * gain + bias
 // With `norm` set the input is normalised while it is packed: its fields rows, width and y are ignored
 // (rows of this call, width k, the result rounded to x.dtype); norm->x is the input and `x` above is ignored.
 // `norm->residual`/`norm->sum` work as in rms_norm, except that sum may not overlap x or residual.
-enum class Epilogue : int32_t { none = 0 };  // room for the glu on interleaved panels
+// With a glu epilogue W holds the gates in its first n/2 rows and the ups in the others (n/2 a multiple of 32), y is
+// [rows, n/2] of x.dtype, and y = round(round(act(gate)) * up) with gate and up = round(x W^T + bias): bit for bit what gemm
+// and then glu give, without the matrix between them. `add` must be null.
+enum class Epilogue : int32_t { none = 0, silu = 1, gelu = 2, gelu_tanh = 3 };
 struct GemmArgs {
   int64_t rows = 0, n = 0, k = 0;
   View x, y, add;

@@ -96,6 +96,12 @@ static void layer_norm(const Context& ctx, const LayerNormArgs& a) {
 
 // --- gated linear units ---
 template <class T, Activation act>
+RW_INLINE F gated(F gate, F up) {
+  const F g = act == Activation::silu ? vsilu<T>(gate) : act == Activation::gelu ? vgelu(gate) : vgelu_tanh(gate);
+  return round_to<T>(g) * up;
+}
+
+template <class T, Activation act>
 static void glu_rows(const Context& ctx, const GluArgs& a) {
   // Columns are split, not rows, when there are too few rows to share.
   const bool by_column = a.rows < 4 * ctx.size;
@@ -109,9 +115,7 @@ static void glu_rows(const Context& ctx, const GluArgs& a) {
     const T* up = gate + a.width;
     T* y = row<T>(a.y, r);
     for (int64_t i = first; i < last; i += W) {
-      F g = load_some(gate + i, last - i);
-      g = act == Activation::silu ? vsilu<T>(g) : act == Activation::gelu ? vgelu(g) : vgelu_tanh(g);
-      store_some(y + i, round_to<T>(g) * load_some(up + i, last - i), last - i);
+      store_some(y + i, gated<T, act>(load_some(gate + i, last - i), load_some(up + i, last - i)), last - i);
     }
   }
 }

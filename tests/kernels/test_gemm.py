@@ -141,3 +141,28 @@ def test_norm_in_the_prologue_equals_norm_then_gemm(
         assert not np.isnan(apart).any()
         if residual:
             assert (sums[0] == sums[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [kc.BF16, kc.F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("act", [0, 1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_glu_in_the_epilogue_equals_gemm_then_glu(
+    level: str, act: int, bias: bool, dtype: int, rng: np.random.Generator
+) -> None:
+    """Bit for bit, for three panels of outputs shared by one to five threads."""
+    width = 96
+    case = Case(rng, 2 * width, 70, dtype, rows=45, bias=bias)
+    both = case.run(level, out=dtype)
+    for rows in (1, 9, 45):
+        apart = kc.fresh((rows, width), dtype)
+        glu = kc.GluArgs(rows=rows, width=width, x=kc.view(both), y=kc.view(apart), act=act)
+        kc.run(level, "glu", glu)
+        for threads in (1, 2, 5):
+            fused = kc.fresh((rows + 1, width), dtype)
+            args = kc.GemmArgs(
+                rows=rows, n=2 * width, k=70, x=kc.view(case.x), y=kc.view(fused),
+                weight=kc.pointer(case.packed), bias=kc.pointer(case.b), epilogue=act + 1,
+            )  # fmt: skip
+            kc.run(level, "gemm", args, threads=threads)
+            assert (fused[:rows] == apart).all()
+            assert (fused[rows].view(np.uint8) == 0xFF).all()
