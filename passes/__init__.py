@@ -25,6 +25,7 @@ from ropeway.passes.fusion.swiglu import FuseSwiglu
 from ropeway.passes.lowering.legalize import Legalize
 from ropeway.passes.lowering.pack_weights import PackWeights
 from ropeway.passes.lowering.specialize import Specialize
+from ropeway.passes.raising.gelu import RaiseGelu
 from ropeway.passes.raising.gqa import RaiseGqa
 from ropeway.passes.raising.layer_norm import RaiseLayerNorm
 from ropeway.passes.raising.rms_norm import RaiseRmsNorm
@@ -45,6 +46,7 @@ def default_pipeline() -> Pipeline:
             RaiseLayerNorm(),
             RaiseRope(),
             RaiseGqa(),
+            RaiseGelu(),
             Canonicalize(),
             Fold(),
             Cse(),
@@ -75,6 +77,7 @@ CATALOGUE: Mapping[str, type[Pass]] = {
         RaiseLayerNorm,
         RaiseRope,
         RaiseGqa,
+        RaiseGelu,
         FuseQkv,
         FuseGateUp,
         FuseSwiglu,

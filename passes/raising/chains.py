@@ -32,6 +32,12 @@ def behind_reshape(operand: Operand) -> Operand:
     return op.args[0] if op is not None and op.name == "tensor.reshape" else operand
 
 
+def beside(value: Value, word: str) -> str:
+    """A name for what replaces `value`: its stem (the layer and submodule) and a word."""
+    stem = value.name.rpartition(".")[0]
+    return f"{stem}.{word}" if stem else word
+
+
 def erase_dead(rewriter: Rewriter, op: Op) -> None:
     """Erases an op nobody needs, and then those that only it needed."""
     stack = [op]

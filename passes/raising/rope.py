@@ -18,7 +18,7 @@ from ropeway.compiler.ir.weights import Weight, apply
 from ropeway.compiler.pipeline.base import NearMiss, Numerics, Pass, PassContext, PassResult, Phase
 from ropeway.compiler.pipeline.emit import emit
 from ropeway.compiler.pipeline.match import describe_op
-from ropeway.passes.raising.chains import erase_dead
+from ropeway.passes.raising.chains import beside, erase_dead
 from ropeway.passes.raising.rotation import Rotation, Unlike, read_rotation
 from ropeway.passes.raising.rotation_region import Region, find_regions
 
@@ -96,7 +96,7 @@ def _replace(rewriter: Rewriter, root: Value, operands: list[Operand], rotation:
         "nn.rope",
         [x, *operands[1:]],
         attrs={"rotary_dim": rotation.size, "interleaved": rotation.interleaved},
-        names=[root.name.rpartition(".")[0] + ".rope" if "." in root.name else "rope"],
+        names=[beside(root, "rope")],
     )
     result = rope.result
     if single:

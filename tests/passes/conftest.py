@@ -1,6 +1,7 @@
 """Goldens: IR files whose comments say what to run and what must come out.
 
-`# RUN: spec`, `# MATCHES: pass count`, `# MISS: text of the nearest miss`, and FileCheck lines.
+`# RUN: spec`, `# MATCHES: pass count`, `# MISS: text of the nearest miss`, `# TOKENS: n` (how many
+the interpreter takes, where a pass fixes it), and FileCheck lines.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ class Golden:
     spec: str
     matches: tuple[tuple[str, int], ...]
     miss: str | None
+    tokens: int
 
     @classmethod
     def read(cls, path: Path) -> Golden:
         text = path.read_text(encoding="utf-8")
         counts = re.findall(r"^# MATCHES: (\S+) (\d+)$", text, re.MULTILINE)
         miss = re.search(r"^# MISS: (.+)$", text, re.MULTILINE)
+        tokens = re.search(r"^# TOKENS: (\d+)$", text, re.MULTILINE)
         return cls(
             path,
             text,
             re.findall(r"^# RUN: (.+)$", text, re.MULTILINE)[0],
             tuple((name, int(count)) for name, count in counts),
             miss[1] if miss else None,
+            int(tokens[1]) if tokens else 6,
         )
 
 

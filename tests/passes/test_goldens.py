@@ -15,7 +15,8 @@ from ropeway.compiler.pipeline.pipeline import Pipeline
 from ropeway.passes import CATALOGUE
 
 GOLDENS = Path(__file__).parent / "goldens"
-OF_FUSION = [name for name, kind in CATALOGUE.items() if kind.phase in ("fuse", "cleanup")]
+_PHASES = ("raise", "fuse", "cleanup")
+OF_FUSION = [name for name, kind in CATALOGUE.items() if kind.phase in _PHASES]
 
 
 def test_printed_ir_is_the_golden(golden, check_text):
@@ -34,7 +35,7 @@ def test_nearest_miss_names_constraint_op_and_line(golden):
     state = module
     for item in Pipeline.parse(golden.spec, CATALOGUE):
         result = item.run(state, PassContext())
-        if golden.miss is not None and item.phase == "fuse":
+        if golden.miss is not None and item.phase in ("fuse", "raise"):
             assert str(result.nearest_miss()) == golden.miss
         state = result.module
 

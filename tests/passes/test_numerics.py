@@ -56,7 +56,7 @@ def _limit(item, probe):
 def test_golden_computes_the_same(golden):
     module = read_module(golden.text)
     for item in Pipeline.parse(golden.spec, CATALOGUE):
-        probe = Probe(module, tokens=6)
+        probe = Probe(module, tokens=golden.tokens)
         module = item.run(module, PassContext()).module
         assert probe.error(module) <= _limit(item, probe)
 

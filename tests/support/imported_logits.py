@@ -10,12 +10,13 @@ from ropeway.compiler.pipeline.report import Report
 from ropeway.passes import GIVEN
 from ropeway.passes.cleanup.cse import Cse
 from ropeway.passes.cleanup.dce import Dce
+from ropeway.passes.raising.gelu import RaiseGelu
 from ropeway.passes.raising.gqa import RaiseGqa
 from ropeway.passes.raising.layer_norm import RaiseLayerNorm
 from ropeway.passes.raising.rms_norm import RaiseRmsNorm
 from ropeway.passes.raising.rope import RaiseRope
 
-RAISING = (RaiseRmsNorm, RaiseLayerNorm, RaiseRope, RaiseGqa)
+RAISING = (RaiseRmsNorm, RaiseLayerNorm, RaiseRope, RaiseGqa, RaiseGelu)
 
 
 def raise_module(module: Module) -> tuple[Module, Report]:
