@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.device_logits import device_logits
 
 import ropeway
 
@@ -61,26 +62,12 @@ def test_the_reference_target_answers_the_same(
     assert _mismatches(oracle, outputs) == []
 
 
-def _all_logits(path: Path, ids: list[int]) -> np.ndarray:
-    """Logits at every position, out of the prompt logprobs of the whole vocabulary."""
-    params = ropeway.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
-    with ropeway.LLM(path) as llm:
-        entries = llm.generate([ids], params)[0].prompt_logprobs[1:]
-        rows = np.zeros((len(entries), llm.vocab_size))
-    for row, entry in zip(rows, entries, strict=True):
-        row[list(entry)] = [token.logprob for token in entry.values()]
-    return rows
-
-
 @pytest.mark.slow
 def test_bf16_logits_stay_near_float32(smollm2_bf16: Path, oracle: Any, passage: str) -> None:
     ids = _token_ids(smollm2_bf16, passage)[:160]
     with torch.inference_mode():
-        reference = oracle(torch.tensor([ids])).logits[0, :-1].double().numpy()
-    ours = _all_logits(smollm2_bf16, ids)
-    # Logprobs are logits up to one number a row: fix it by the reference's own.
-    shift = np.log(np.exp(reference - reference.max(-1, keepdims=True)).sum(-1, keepdims=True))
-    ours = ours + shift + reference.max(-1, keepdims=True)
+        reference = oracle(torch.tensor([ids])).logits[0].double().numpy()
+    ours = device_logits(smollm2_bf16, ids)
     error = np.abs(ours - reference).max(-1) / np.abs(reference).max(-1)
     assert error.max() < BF16_LOGIT_BOUND
 
