@@ -129,19 +129,23 @@ class SampleRows:
             wanted.append(WantedRow(settings, row, position, generated, slot))
 
     def _penalty_slot(self, seq: Choice, choice: int, resets: list[SlotReset]) -> int:
-        tokens = seq.tokens[: seq.num_tokens].tolist()
-        prompt, output = tokens[: seq.request.prompt_tokens], tokens[seq.request.prompt_tokens :]
         if choice != seq.choice:
             # This choice has no slot before its fork; its own is filled when it next draws.
             slot = self._slots + len(self._borrowed)
             self._borrowed.append(slot)
-            resets.append(SlotReset(slot, prompt, output))
+            resets.append(_reset(slot, seq))
             return slot
         life = (seq, seq.preemptions)
         if self._filled.get(seq.slot) != life:
             self._filled[seq.slot] = life
-            resets.append(SlotReset(seq.slot, prompt, output))
+            resets.append(_reset(seq.slot, seq))
         return seq.slot
+
+
+def _reset(slot: int, seq: Choice) -> SlotReset:
+    tokens = seq.tokens[: seq.num_tokens].tolist()
+    prompt = seq.request.prompt_tokens
+    return SlotReset(slot, tokens[:prompt], tokens[prompt:])
 
 
 def token_logprobs(result: SampleResult, index: int) -> TokenLogprobs:
