@@ -1,159 +1,177 @@
-// y = act(x) W^T: packs rows of x (normalising them on the way when asked), shares panels of W over the team, and runs
-// panel_product on tiles of rows. Who packs and who computes what never changes a bit of the result.
+// y = act(x) W^T: packs rows of x (normalising them on the way when asked), shares panels of W over
+// the team, and runs panel_product on tiles of rows. Who packs and who computes what never changes
+// a bit of the result.
 
 // Few rows are packed by every thread for itself: cheaper than a barrier (0.3 us) up to here.
 constexpr int64_t kPrivateRows = 8;
 
-// Rows that are multiplied with a panel before the next one is fetched: as many as keep the packed rows within half of
-// a 2 MiB L2, evened out, and at least 192 so that weights from memory are used often enough to hide their transfer.
+// Rows that are multiplied with a panel before the next one is fetched: as many as keep the packed
+// rows within half of a 2 MiB L2, evened out, and at least 192 so that weights from memory are used
+// often enough to hide their transfer.
 static int64_t chunk_rows(int64_t rows, int64_t kp, int64_t item) {
-  const int64_t most = larger<int64_t>(kGemmChunkBytes / (kp * item) / 96 * 96, 192);
-  const int64_t chunks = (rows + most - 1) / most;
-  return chunks <= 1 ? rows : round_up((rows + chunks - 1) / chunks, 96);
+    const int64_t most = larger<int64_t>(kGemmChunkBytes / (kp * item) / 96 * 96, 192);
+    const int64_t chunks = (rows + most - 1) / most;
+    return chunks <= 1 ? rows : round_up((rows + chunks - 1) / chunks, 96);
 }
 
-// Distance between packed rows: an odd number of cache lines, so that the 16 rows of a tile fall into different sets of
-// the L1 cache (worth 5 to 10% at k = 576, 40% at powers of two).
-static int64_t packed_stride(int64_t kp, int64_t item) { return kp * item / 64 % 2 ? kp : kp + 64 / item; }
+// Distance between packed rows: an odd number of cache lines, so that the 16 rows of a tile fall
+// into different sets of the L1 cache (worth 5 to 10% at k = 576, 40% at powers of two).
+static int64_t packed_stride(int64_t kp, int64_t item) {
+    return kp * item / 64 % 2 ? kp : kp + 64 / item;
+}
 
 // One row of x as the micro-kernel wants it: normalised, in the operand's type, zero from k to kp.
 template <class T>
 static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, operand<T>* out) {
-  if (a.norm) {
-    const RmsNormArgs& n = *a.norm;
-    const RmsRow norm = {n.gain, n.eps, n.offset};
-    const T* residual = n.residual.data ? row<T>(n.residual, r) : nullptr;
-    T* sum = n.sum.data && write_sum ? row<T>(n.sum, r) : nullptr;
-    rms_vector<T, operand<T>>(row<T>(n.x, r), residual, sum, out, a.k, norm);
-  } else {
-    const T* x = row<T>(a.x, r);
-    if constexpr (sizeof(T) == sizeof(operand<T>)) {
-      memcpy(out, x, (size_t)a.k * sizeof(T));
+    if (a.norm) {
+        const RmsNormArgs& n = *a.norm;
+        const RmsRow norm = {n.gain, n.eps, n.offset};
+        const T* residual = n.residual.data ? row<T>(n.residual, r) : nullptr;
+        T* sum = n.sum.data && write_sum ? row<T>(n.sum, r) : nullptr;
+        rms_vector<T, operand<T>>(row<T>(n.x, r), residual, sum, out, a.k, norm);
     } else {
-      for (int64_t i = 0; i < a.k; i += W) store_some(out + i, load_some(x + i, a.k - i), a.k - i);
+        const T* x = row<T>(a.x, r);
+        if constexpr (sizeof(T) == sizeof(operand<T>)) {
+            memcpy(out, x, (size_t)a.k * sizeof(T));
+        } else {
+            for (int64_t i = 0; i < a.k; i += W)
+                store_some(out + i, load_some(x + i, a.k - i), a.k - i);
+        }
     }
-  }
-  if (kp > a.k) memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
+    if (kp > a.k) memset(out + a.k, 0, (size_t)(kp - a.k) * sizeof(operand<T>));
 }
 
-// A product that waits in c to be written: columns [from, to) of the 32 from `column` of y, rows first.. of y.
+// A product that waits in c to be written: columns [from, to) of the 32 from `column` of y, rows
+// first.. of y.
 struct Pending {
-  const float* c = nullptr;
-  int64_t first = 0, rows = 0, column = 0, from = 0, to = 0;
+    const float* c = nullptr;
+    int64_t first = 0, rows = 0, column = 0, from = 0, to = 0;
 };
 
 template <class T, class Out>
 struct PlainFinish {
-  static constexpr int kProducts = 1;
-  RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
-    const float* c = t.c;
-    for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
-      Out* y = row<Out>(a.y, t.first + r) + t.column;
-      if (!a.bias && !a.add.data && t.to - t.from == kPanel) {
-        for (int64_t i = 0; i < kPanel; i += 2 * W) store_two(y + i, load(c + i), load(c + i + W));
-        continue;
-      }
-      const Out* add = a.add.data ? row<Out>(a.add, t.first + r) + t.column : nullptr;
-      for (int64_t i = t.from; i < t.to; i += W) {
-        F v = load(c + i);
-        if (a.bias) v = v + load_some((const T*)a.bias + t.column + i, t.to - i);
-        if (add) v = round_to<Out>(v) + load_some(add + i, t.to - i);
-        store_some(y + i, v, t.to - i);
-      }
+    static constexpr int kProducts = 1;
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
+        const float* c = t.c;
+        for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
+            Out* y = row<Out>(a.y, t.first + r) + t.column;
+            if (!a.bias && !a.add.data && t.to - t.from == kPanel) {
+                for (int64_t i = 0; i < kPanel; i += 2 * W)
+                    store_two(y + i, load(c + i), load(c + i + W));
+                continue;
+            }
+            const Out* add = a.add.data ? row<Out>(a.add, t.first + r) + t.column : nullptr;
+            for (int64_t i = t.from; i < t.to; i += W) {
+                F v = load(c + i);
+                if (a.bias) v = v + load_some((const T*)a.bias + t.column + i, t.to - i);
+                if (add) v = round_to<Out>(v) + load_some(add + i, t.to - i);
+                store_some(y + i, v, t.to - i);
+            }
+        }
     }
-  }
 };
 
 template <class T, Activation act>
 struct GluFinish {
-  static constexpr int kProducts = 2;  // gates in c, ups right behind
-  RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
-    const float* c = t.c;
-    for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
-      T* y = row<T>(a.y, t.first + r) + t.column;
-      for (int64_t i = t.from; i < t.to; i += W) {
-        F gate = load(c + i), up = load(c + kRowsBest * kTileStride + i);
-        if (a.bias) {
-          gate = gate + load((const T*)a.bias + t.column + i);
-          up = up + load((const T*)a.bias + a.n / 2 + t.column + i);
+    static constexpr int kProducts = 2;  // gates in c, ups right behind
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
+        const float* c = t.c;
+        for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
+            T* y = row<T>(a.y, t.first + r) + t.column;
+            for (int64_t i = t.from; i < t.to; i += W) {
+                F gate = load(c + i), up = load(c + kRowsBest * kTileStride + i);
+                if (a.bias) {
+                    gate = gate + load((const T*)a.bias + t.column + i);
+                    up = up + load((const T*)a.bias + a.n / 2 + t.column + i);
+                }
+                store(y + i, gated<T, act>(round_to<T>(gate), round_to<T>(up)));
+            }
         }
-        store(y + i, gated<T, act>(round_to<T>(gate), round_to<T>(up)));
-      }
     }
-  }
 };
 
-// Panels are shared in halves, so that an odd number of them still splits evenly. A tile is finished while the dot
-// products of the next are under way.
+// Panels are shared in halves, so that an odd number of them still splits evenly. A tile is
+// finished while the dot products of the next are under way.
 template <class T, class Out, class Finish>
-static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<T>* x, int64_t lda, int64_t first, int64_t rows) {
-  constexpr int64_t kHalf = kPanel / 2, kTile = kRowsBest * kTileStride;
-  const int64_t kp = round_up(a.k, kPanel), columns_of_y = a.n / Finish::kProducts, panels = (columns_of_y + kPanel - 1) / kPanel;
-  const Span halves = my_part(ctx, 2 * panels);
-  alignas(64) float buffers[2][Finish::kProducts * kTile];
-  int which = 0;
-  Pending last;
-  TileUnit tiles;
-  for (int64_t h = halves.begin; h < halves.end;) {
-    const int64_t p = h / 2;
-    const Columns columns = h % 2 ? Columns::high : h + 1 == halves.end ? Columns::low : Columns::all;
-    h += columns == Columns::all ? 2 : 1;
-    const int64_t from = columns == Columns::high ? kHalf : 0;
-    const int64_t to = smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, columns_of_y - p * kPanel);
-    for (int64_t r = 0; r < rows; r += kRowsBest) {
-      const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
-      float* c = buffers[which];
-      for (int64_t i = 0; i < n; i++) __builtin_prefetch(row<Out>(a.y, first + r + i) + p * kPanel, 1, 3);
-      for (int product = 0; product < Finish::kProducts; product++) {
-        const T* panel = (const T*)a.weight + (p + product * panels) * kp * kPanel;
-        const Segments<T> b = {&panel, 1, kp};
-        panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0, c + product * kTile, [&] {
-          if (product == 0) Finish::run(a, last);
-        });
-      }
-      last = {c, first + r, n, p * kPanel, from, to};
-      which ^= 1;
+static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<T>* x, int64_t lda,
+                           int64_t first, int64_t rows) {
+    constexpr int64_t kHalf = kPanel / 2, kTile = kRowsBest * kTileStride;
+    const int64_t kp = round_up(a.k, kPanel), columns_of_y = a.n / Finish::kProducts,
+                  panels = (columns_of_y + kPanel - 1) / kPanel;
+    const Span halves = my_part(ctx, 2 * panels);
+    alignas(64) float buffers[2][Finish::kProducts * kTile];
+    int which = 0;
+    Pending last;
+    TileUnit tiles;
+    for (int64_t h = halves.begin; h < halves.end;) {
+        const int64_t p = h / 2;
+        const Columns columns = h % 2                 ? Columns::high
+                                : h + 1 == halves.end ? Columns::low
+                                                      : Columns::all;
+        h += columns == Columns::all ? 2 : 1;
+        const int64_t from = columns == Columns::high ? kHalf : 0;
+        const int64_t to =
+            smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, columns_of_y - p * kPanel);
+        for (int64_t r = 0; r < rows; r += kRowsBest) {
+            const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
+            float* c = buffers[which];
+            for (int64_t i = 0; i < n; i++)
+                __builtin_prefetch(row<Out>(a.y, first + r + i) + p * kPanel, 1, 3);
+            for (int product = 0; product < Finish::kProducts; product++) {
+                const T* panel = (const T*)a.weight + (p + product * panels) * kp * kPanel;
+                const Segments<T> b = {&panel, 1, kp};
+                panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0,
+                                 c + product * kTile, [&] {
+                                     if (product == 0) Finish::run(a, last);
+                                 });
+            }
+            last = {c, first + r, n, p * kPanel, from, to};
+            which ^= 1;
+        }
     }
-  }
-  Finish::run(a, last);
+    Finish::run(a, last);
 }
 
 template <class T, class Out, class Finish = PlainFinish<T, Out>>
 static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
-  const int64_t kp = round_up(a.k, kPanel), item = sizeof(operand<T>);
-  const bool as_it_is = !a.norm && a.k == kp && sizeof(T) == sizeof(operand<T>);
-  const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
-  const int64_t chunk = chunk_rows(a.rows, kp, item), stride = packed_stride(kp, item);
-  operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
-  for (int64_t first = 0; first < a.rows; first += chunk) {
-    const int64_t rows = smaller(chunk, a.rows - first);
-    if (as_it_is) {
-      multiply_share<T, Out, Finish>(ctx, a, (const operand<T>*)row<T>(a.x, first), a.x.stride, first, rows);
-      continue;
+    const int64_t kp = round_up(a.k, kPanel), item = sizeof(operand<T>);
+    const bool as_it_is = !a.norm && a.k == kp && sizeof(T) == sizeof(operand<T>);
+    const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
+    const int64_t chunk = chunk_rows(a.rows, kp, item), stride = packed_stride(kp, item);
+    operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
+    for (int64_t first = 0; first < a.rows; first += chunk) {
+        const int64_t rows = smaller(chunk, a.rows - first);
+        if (as_it_is) {
+            multiply_share<T, Out, Finish>(ctx, a, (const operand<T>*)row<T>(a.x, first),
+                                           a.x.stride, first, rows);
+            continue;
+        }
+        const Span mine = alone ? Span{0, rows} : my_part(ctx, rows);
+        if (!alone && first > 0)
+            ctx.barrier(ctx.team, ctx.rank);  // everybody has read the last chunk
+        for (int64_t r = mine.begin; r < mine.end; r++)
+            pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * stride);
+        if (!alone) ctx.barrier(ctx.team, ctx.rank);
+        multiply_share<T, Out, Finish>(ctx, a, packed, stride, first, rows);
     }
-    const Span mine = alone ? Span{0, rows} : my_part(ctx, rows);
-    if (!alone && first > 0) ctx.barrier(ctx.team, ctx.rank);  // everybody has read the last chunk
-    for (int64_t r = mine.begin; r < mine.end; r++) pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * stride);
-    if (!alone) ctx.barrier(ctx.team, ctx.rank);
-    multiply_share<T, Out, Finish>(ctx, a, packed, stride, first, rows);
-  }
 }
 
 template <class T>
 static void gemm_typed(const Context& ctx, const GemmArgs& a) {
-  switch (a.epilogue) {
-    case Epilogue::silu: return gemm_chunks<T, T, GluFinish<T, Activation::silu>>(ctx, a);
-    case Epilogue::gelu: return gemm_chunks<T, T, GluFinish<T, Activation::gelu>>(ctx, a);
-    case Epilogue::gelu_tanh: return gemm_chunks<T, T, GluFinish<T, Activation::gelu_tanh>>(ctx, a);
-    case Epilogue::none: break;
-  }
-  if constexpr (sizeof(T) == 4)
-    gemm_chunks<T, T>(ctx, a);
-  else
-    a.y.dtype == DType::f32 ? gemm_chunks<T, float>(ctx, a) : gemm_chunks<T, T>(ctx, a);
+    switch (a.epilogue) {
+        case Epilogue::silu: return gemm_chunks<T, T, GluFinish<T, Activation::silu>>(ctx, a);
+        case Epilogue::gelu: return gemm_chunks<T, T, GluFinish<T, Activation::gelu>>(ctx, a);
+        case Epilogue::gelu_tanh:
+            return gemm_chunks<T, T, GluFinish<T, Activation::gelu_tanh>>(ctx, a);
+        case Epilogue::none: break;
+    }
+    if constexpr (sizeof(T) == 4)
+        gemm_chunks<T, T>(ctx, a);
+    else
+        a.y.dtype == DType::f32 ? gemm_chunks<T, float>(ctx, a) : gemm_chunks<T, T>(ctx, a);
 }
 
 static void gemm(const Context& ctx, const GemmArgs& a) {
-  const DType in = a.norm ? a.norm->x.dtype : a.x.dtype;
-  in == DType::f32 ? gemm_typed<float>(ctx, a) : gemm_typed<bf16>(ctx, a);
+    const DType in = a.norm ? a.norm->x.dtype : a.x.dtype;
+    in == DType::f32 ? gemm_typed<float>(ctx, a) : gemm_typed<bf16>(ctx, a);
 }

@@ -7,7 +7,7 @@ namespace generic {
 }  // namespace generic
 
 const KernelTable* table_generic() {
-  static const KernelTable table = generic::make_table("generic");
-  return &table;
+    static const KernelTable table = generic::make_table("generic");
+    return &table;
 }
 }  // namespace ropeway

@@ -1,5 +1,6 @@
-// What a level's file needs from outside, included before its `#pragma GCC target`: a standard inline function compiled
-// under the pragma could be the copy that the linker keeps for everybody, and then fault on an older machine.
+// What a level's file needs from outside, included before its `#pragma GCC target`: a standard
+// inline function compiled under the pragma could be the copy that the linker keeps for everybody,
+// and then fault on an older machine.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -8,7 +9,8 @@
 
 #include "kernels.h"
 
-// g++ 12 warns about its own undefined-vector idiom inside avx512fintrin.h wherever that is inlined.
+// g++ 12 warns about its own undefined-vector idiom inside avx512fintrin.h wherever that is
+// inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"

@@ -1,93 +1,104 @@
-// The micro-kernel on AMX tiles: two by two accumulators of 16 x 16, so each loaded tile is used twice.
-// f32 has no tiles and stays on vectors.
+// The micro-kernel on AMX tiles: two by two accumulators of 16 x 16, so each loaded tile is used
+// twice. f32 has no tiles and stays on vectors.
 
-// The tile registers of this thread while a kernel runs. Configured for a number of rows of `a`, released at the end:
-// a thread whose tiles are in use costs the system 8 KiB more per context switch.
+// The tile registers of this thread while a kernel runs. Configured for a number of rows of `a`,
+// released at the end: a thread whose tiles are in use costs the system 8 KiB more per context
+// switch.
 struct TileUnit {
-  int64_t rows = 0;
+    int64_t rows = 0;
 
-  RW_INLINE_MEMBER void configure(int64_t wanted) {  // 1..32
-    if (wanted == rows) return;
-    rows = wanted;
-    const int upper = (int)smaller<int64_t>(wanted, 16), lower = (int)(wanted - upper);
-    struct __attribute__((aligned(64))) Config {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    // 0..3: c (upper left, upper right, lower left, lower right); 4, 5: a; 6, 7: B
-    const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-    for (int t = 0; t < 8; t++) {
-      config.rows[t] = (uint8_t)counts[t];
-      config.bytes[t] = counts[t] ? 64 : 0;
+    RW_INLINE_MEMBER void configure(int64_t wanted) {  // 1..32
+        if (wanted == rows) return;
+        rows = wanted;
+        const int upper = (int)smaller<int64_t>(wanted, 16), lower = (int)(wanted - upper);
+        struct __attribute__((aligned(64))) Config {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        // 0..3: c (upper left, upper right, lower left, lower right); 4, 5: a; 6, 7: B
+        const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+        for (int t = 0; t < 8; t++) {
+            config.rows[t] = (uint8_t)counts[t];
+            config.bytes[t] = counts[t] ? 64 : 0;
+        }
+        asm volatile("ldtilecfg %0" ::"m"(config));
     }
-    asm volatile("ldtilecfg %0" ::"m"(config));
-  }
-  ~TileUnit() {
-    if (rows) asm volatile("tilerelease" ::);
-  }
+    ~TileUnit() {
+        if (rows) asm volatile("tilerelease" ::);
+    }
 };
 
 // With memory clobbers: the compiler must have finished its stores to what a tile reads.
 #define RW_TILE_LOAD(tile, base, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(base), "r"((int64_t)(stride)) : "memory")
-#define RW_TILE_STORE(tile, base, stride) \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"((int64_t)(stride)) : "memory")
-#define RW_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
-#define RW_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(base), "r"((int64_t)(stride)) : "memory")
+#define RW_TILE_STORE(tile, base, stride)                                                   \
+    asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"((int64_t)(stride)) \
+                 : "memory")
+#define RW_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
+#define RW_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::)
 
 template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, class Before>
-RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c, Before before_store) {
-  const int64_t a_stride = lda * 2, lower = 16 * lda;
-  if (LEFT) RW_TILE_ZERO(0);
-  if (RIGHT) RW_TILE_ZERO(1);
-  if (LOWER && LEFT) RW_TILE_ZERO(2);
-  if (LOWER && RIGHT) RW_TILE_ZERO(3);
-  for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
-    const bf16* p = b.data[s];
-    for (int64_t k = 0; k < b.k; k += 32, a += 32, p += 32 * kPanel) {
-      if (STREAM)
-        for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2);
-      if (LEFT) RW_TILE_LOAD(6, p, 128);
-      RW_TILE_LOAD(4, a, a_stride);
-      if (LEFT) RW_TILE_DOT(0, 4, 6);
-      if (RIGHT) RW_TILE_LOAD(7, p + 32, 128);
-      if (RIGHT) RW_TILE_DOT(1, 4, 7);
-      if (LOWER) RW_TILE_LOAD(5, a + lower, a_stride);
-      if (LOWER && LEFT) RW_TILE_DOT(2, 5, 6);
-      if (LOWER && RIGHT) RW_TILE_DOT(3, 5, 7);
+RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c,
+                            Before before_store) {
+    const int64_t a_stride = lda * 2, lower = 16 * lda;
+    if (LEFT) RW_TILE_ZERO(0);
+    if (RIGHT) RW_TILE_ZERO(1);
+    if (LOWER && LEFT) RW_TILE_ZERO(2);
+    if (LOWER && RIGHT) RW_TILE_ZERO(3);
+    for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
+        const bf16* p = b.data[s];
+        for (int64_t k = 0; k < b.k; k += 32, a += 32, p += 32 * kPanel) {
+            if (STREAM)
+                for (int line = 0; line < 32; line++)
+                    __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2);
+            if (LEFT) RW_TILE_LOAD(6, p, 128);
+            RW_TILE_LOAD(4, a, a_stride);
+            if (LEFT) RW_TILE_DOT(0, 4, 6);
+            if (RIGHT) RW_TILE_LOAD(7, p + 32, 128);
+            if (RIGHT) RW_TILE_DOT(1, 4, 7);
+            if (LOWER) RW_TILE_LOAD(5, a + lower, a_stride);
+            if (LOWER && LEFT) RW_TILE_DOT(2, 5, 6);
+            if (LOWER && RIGHT) RW_TILE_DOT(3, 5, 7);
+        }
     }
-  }
-  before_store();
-  const int64_t c_stride = kTileStride * 4;
-  if (LEFT) RW_TILE_STORE(0, c, c_stride);
-  if (RIGHT) RW_TILE_STORE(1, c + 16, c_stride);
-  if (LOWER && LEFT) RW_TILE_STORE(2, c + 16 * kTileStride, c_stride);
-  if (LOWER && RIGHT) RW_TILE_STORE(3, c + 16 * kTileStride + 16, c_stride);
+    before_store();
+    const int64_t c_stride = kTileStride * 4;
+    if (LEFT) RW_TILE_STORE(0, c, c_stride);
+    if (RIGHT) RW_TILE_STORE(1, c + 16, c_stride);
+    if (LOWER && LEFT) RW_TILE_STORE(2, c + 16 * kTileStride, c_stride);
+    if (LOWER && RIGHT) RW_TILE_STORE(3, c + 16 * kTileStride + 16, c_stride);
 }
 
 template <bool LOWER, bool STREAM, class Before>
-RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns, float* c, Before before_store) {
-  if (columns == Columns::all) return tile_product<LOWER, true, true, STREAM>(a, lda, b, c, before_store);
-  if (columns == Columns::low) return tile_product<LOWER, true, false, false>(a, lda, b, c, before_store);
-  tile_product<LOWER, false, true, false>(a, lda, b, c, before_store);
+RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns, float* c,
+                            Before before_store) {
+    if (columns == Columns::all)
+        return tile_product<LOWER, true, true, STREAM>(a, lda, b, c, before_store);
+    if (columns == Columns::low)
+        return tile_product<LOWER, true, false, false>(a, lda, b, c, before_store);
+    tile_product<LOWER, false, true, false>(a, lda, b, c, before_store);
 }
 
 constexpr int64_t kRowsBest = 32;
 
-// At most kRowsBest rows. `before_store` runs when all dot products are issued and their results are still under way:
-// the place for work on the tile before (it takes 70 ns to finish a tile of 32 x 32, hidden here).
+// At most kRowsBest rows. `before_store` runs when all dot products are issued and their results
+// are still under way: the place for work on the tile before (it takes 70 ns to finish a tile of 32
+// x 32, hidden here).
 template <class T, class Before>
-RW_INLINE void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows, Segments<T> b, Columns columns, bool stream, float* c,
+RW_INLINE void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows,
+                             Segments<T> b, Columns columns, bool stream, float* c,
                              Before before_store) {
-  if constexpr (sizeof(T) == 4) {
-    before_store();
-    vector_product<T>(a, lda, rows, b, columns, stream, c);
-  } else {
-    tiles.configure(rows);
-    if (rows > 16)
-      stream ? tile_columns<true, true>(a, lda, b, columns, c, before_store) : tile_columns<true, false>(a, lda, b, columns, c, before_store);
-    else
-      stream ? tile_columns<false, true>(a, lda, b, columns, c, before_store) : tile_columns<false, false>(a, lda, b, columns, c, before_store);
-  }
+    if constexpr (sizeof(T) == 4) {
+        before_store();
+        vector_product<T>(a, lda, rows, b, columns, stream, c);
+    } else {
+        tiles.configure(rows);
+        if (rows > 16)
+            stream ? tile_columns<true, true>(a, lda, b, columns, c, before_store)
+                   : tile_columns<true, false>(a, lda, b, columns, c, before_store);
+        else
+            stream ? tile_columns<false, true>(a, lda, b, columns, c, before_store)
+                   : tile_columns<false, false>(a, lda, b, columns, c, before_store);
+    }
 }
