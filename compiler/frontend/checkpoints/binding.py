@@ -13,7 +13,7 @@ from torch import nn
 from ropeway.compiler.errors import CheckpointError
 from ropeway.compiler.ops.tensors import TensorSource
 
-_FLOATS = ("f32", "bf16", "f16", "f64")
+_FLOATS = ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def _check_shapes(
             )
         if dtype not in _FLOATS:
             raise CheckpointError(
-                f"tensor {stored[name]!r} is {dtype}: quantized checkpoints aren't supported; "
-                "give the original in float32, bfloat16 or float16"
+                f"tensor {stored[name]!r} is {dtype}: only float32, bfloat16 and float16 are "
+                "supported (quantized checkpoints aren't); give the original"
             )
 
 

@@ -82,8 +82,12 @@ class _Interpreter:
                 self._parameter(node, name)
 
     def _parameter(self, node: fx.Node, name: str) -> None:
-        stored = DType(self.source.info(name)[0])
-        self.views[node] = self.build.parameter(name, node.meta["val"], stored)
+        stored = self.source.info(name)[0]
+        if stored not in tuple(DType):
+            raise ImportModelError(
+                f"parameter {name!r} is {stored}; convert the model to float32 or bfloat16 first"
+            )
+        self.views[node] = self.build.parameter(name, node.meta["val"], DType(stored))
 
     def _output(self, node: fx.Node) -> View:
         results = node.args[0]
