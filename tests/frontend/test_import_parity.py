@@ -140,3 +140,18 @@ def test_the_imported_instance_is_left_as_it_was() -> None:
     assert all(buffer.device.type == "cpu" for buffer in model.buffers())
     ids = some_ids(8)
     torch.testing.assert_close(oracle_logits(model, ids), oracle_logits(model, ids))
+
+
+def test_rope_that_changes_at_a_length_agrees_with_decoding() -> None:
+    """longrope swaps its frequencies past the original length, by a buffer written in place."""
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "rope_theta": 100.0,
+        "original_max_position_embeddings": ORIGINAL,
+    }
+    length = {"max_position_embeddings": LENGTH, "original_max_position_embeddings": ORIGINAL}
+    model = tiny_model("phi3", rope_parameters=rope, **length)
+    ids = some_ids(40)
+    check(model, oracle_logits_decoding(model, ids), ids, RAISED["phi3"])
