@@ -35,25 +35,35 @@ class Probe:
     """Random weights and inputs, fixed by `seed`, for all states that descend from `module`.
 
     The sequence has `tokens` tokens. Raises RunError when a state reads a tensor that `module`
-    doesn't.
+    doesn't, or when `module` gives one tensor two types.
     """
 
     def __init__(self, module: Module, *, tokens: int = 7, seed: int = 0) -> None:
         self.module = module
         self.tokens = tokens
         self.seed = seed
-        self._unknowns = {
-            weight.expr: self._random(print_expr(weight.expr), weight.type)
-            for weight in module.weights.values()
-        }
+        self._unknowns = self._draw_weights()
         self._source = MappedTensors(
             {print_expr(expr): tensor for expr, tensor in self._unknowns.items()}
         )
 
+    def _draw_weights(self) -> dict[WeightExpr, torch.Tensor]:
+        types: dict[WeightExpr, TensorType] = {}
+        for weight in self.module.weights.values():
+            if types.setdefault(weight.expr, weight.type) != weight.type:
+                raise RunError(
+                    f"@{weight.name} and another weight hold {print_expr(weight.expr)} as two "
+                    "types: only one of them can be right"
+                )
+        return {expr: self._random(print_expr(expr), kind) for expr, kind in types.items()}
+
     @property
     def tolerance(self) -> float:
         """How far REORDER passes may move values, relative to the largest."""
-        half = any(tensor.dtype.itemsize == 2 for tensor in self._unknowns.values())
+        half = any(
+            isinstance(value.type, TensorType) and value.type.dtype.itemsize == 2
+            for value in self.module.fn.values()
+        )
         return HALF_TOLERANCE if half else F32_TOLERANCE
 
     @cached_property
@@ -155,7 +165,7 @@ class Probe:
         return drawn.to(dtype)
 
     def _generator(self, key: str) -> torch.Generator:
-        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {key}".encode()))
+        return torch.Generator().manual_seed(zlib.crc32(ascii((self.seed, key)).encode()))
 
 
 class _Pages:
