@@ -118,7 +118,8 @@ BoundStep Program::bind(const StepRecord& record, const int64_t* offsets) const 
         }
         case kLayerNorm: {
             LayerNormArgs args;
-            args.width = width_of(refs[0]);
+            args.width = refs[0].shape[refs[0].dims - 1];
+            args.heads = width_of(refs[0]) / args.width;
             args.x = at(0);
             args.gain = weight(refs[1]);
             args.bias = weight(refs[2]);

@@ -71,8 +71,9 @@ struct RmsNormArgs {
     const void* gain = nullptr;
     float eps = 1e-5f, offset = 0.0f;
 };
+// Rows hold `heads` vectors of `width` as in rms_norm; gain and bias are [width], the same for every head.
 struct LayerNormArgs {  // y = round((x - mean) * rsqrt(var + eps) * gain + bias)
-    int64_t rows = 0, width = 0;
+    int64_t rows = 0, heads = 1, width = 0;
     View x, y;
     const void* gain = nullptr;
     const void* bias = nullptr;

@@ -69,29 +69,32 @@ static void rms_norm(const Context& ctx, const RmsNormArgs& a) {
 }
 
 template <class T>
+static void layer_vector(const T* x, T* y, const LayerNormArgs& a) {
+    F total = {};
+    for (int64_t i = 0; i < a.width; i += W) total += load_some(x + i, a.width - i);
+    const F mean = splat(sum_lanes(total) / (float)a.width);
+    F squares = {};  // of the deviations: a mean far from zero costs no digits
+    for (int64_t i = 0; i < a.width; i += W) {
+        F d = load_some(x + i, a.width - i) - mean;
+        if (a.width - i < W) d = lane_numbers() < (float)(a.width - i) ? d : F{};
+        squares = fma(d, d, squares);
+    }
+    const F scale = splat(1.0f / sqrtf(sum_lanes(squares) / (float)a.width + a.eps));
+    for (int64_t i = 0; i < a.width; i += W) {
+        const int64_t n = a.width - i;
+        F v = (load_some(x + i, n) - mean) * scale;
+        if (a.gain) v = v * load_some((const T*)a.gain + i, n);
+        if (a.bias) v = v + load_some((const T*)a.bias + i, n);
+        store_some(y + i, v, n);
+    }
+}
+
+template <class T>
 static void layer_norm_rows(const Context& ctx, const LayerNormArgs& a) {
     const Span part = my_part(ctx, a.rows);
-    for (int64_t r = part.begin; r < part.end; r++) {
-        const T* x = row<T>(a.x, r);
-        T* y = row<T>(a.y, r);
-        F total = {};
-        for (int64_t i = 0; i < a.width; i += W) total += load_some(x + i, a.width - i);
-        const F mean = splat(sum_lanes(total) / (float)a.width);
-        F squares = {};  // of the deviations: a mean far from zero costs no digits
-        for (int64_t i = 0; i < a.width; i += W) {
-            F d = load_some(x + i, a.width - i) - mean;
-            if (a.width - i < W) d = lane_numbers() < (float)(a.width - i) ? d : F{};
-            squares = fma(d, d, squares);
-        }
-        const F scale = splat(1.0f / sqrtf(sum_lanes(squares) / (float)a.width + a.eps));
-        for (int64_t i = 0; i < a.width; i += W) {
-            const int64_t n = a.width - i;
-            F v = (load_some(x + i, n) - mean) * scale;
-            if (a.gain) v = v * load_some((const T*)a.gain + i, n);
-            if (a.bias) v = v + load_some((const T*)a.bias + i, n);
-            store_some(y + i, v, n);
-        }
-    }
+    for (int64_t r = part.begin; r < part.end; r++)
+        for (int64_t h = 0; h < a.heads; h++)
+            layer_vector(row<T>(a.x, r) + h * a.width, row<T>(a.y, r) + h * a.width, a);
 }
 static void layer_norm(const Context& ctx, const LayerNormArgs& a) {
     a.x.dtype == DType::bf16 ? layer_norm_rows<bf16>(ctx, a) : layer_norm_rows<float>(ctx, a);

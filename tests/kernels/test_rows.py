@@ -64,13 +64,13 @@ def test_add_rms_norm_rounds_the_sum_first(
 @DTYPES
 @pytest.mark.parametrize("width", WIDTHS)
 def test_layer_norm(level: str, width: int, dtype: int, rng: np.random.Generator) -> None:
-    x = kc.stored(rng.standard_normal((5, width)) + 30, dtype)
+    x = kc.stored(rng.standard_normal((5, 2, width)) + 30, dtype)
     gain, bias = (kc.stored(rng.standard_normal(width), dtype) for _ in range(2))
     for g, b in ((gain, bias), (gain, None), (None, None)):
-        y = kc.fresh((5, width), dtype)
+        y = kc.fresh((5, 2, width), dtype)
         args = kc.LayerNormArgs(
-            rows=5, width=width, x=kc.view(x), y=kc.view(y), gain=kc.pointer(g),
-            bias=kc.pointer(b), eps=1e-2,
+            rows=5, heads=2, width=width, x=kc.view(x, 2 * width), y=kc.view(y, 2 * width),
+            gain=kc.pointer(g), bias=kc.pointer(b), eps=1e-2,
         )  # fmt: skip
         kc.run(level, "layer_norm", args, threads=2)
         v = kc.value(x)

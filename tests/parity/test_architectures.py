@@ -30,7 +30,7 @@ UNLISTED = ["gemma3_text", "gpt2", "gpt_neox", "phi3", "cohere", "olmo2", "opt",
 
 def _sizes(kind: str, rope: str) -> dict[str, Any]:
     if kind == "gpt2":
-        return {"n_positions": LENGTH}
+        return {"n_positions": LENGTH, "max_position_embeddings": LENGTH}
     # Dynamic rope starts to scale at max_position_embeddings: the answers cross it.
     return {} if rope == "dynamic" else {"max_position_embeddings": LENGTH}
 

@@ -55,8 +55,8 @@ class LayerNormArgs(ctypes.Structure):
     """layer_norm."""
 
     _fields_ = [
-        ("rows", c_int64), ("width", c_int64), ("x", View), ("y", View), ("gain", c_void_p),
-        ("bias", c_void_p), ("eps", c_float),
+        ("rows", c_int64), ("heads", c_int64), ("width", c_int64), ("x", View), ("y", View),
+        ("gain", c_void_p), ("bias", c_void_p), ("eps", c_float),
     ]  # fmt: skip
 
 

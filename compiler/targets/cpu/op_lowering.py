@@ -26,14 +26,6 @@ Lowering = Callable[[PlanBuilder, Op], None]
 Params = dict[str, int | float | str]
 
 
-def _flat(op: Op, view: View) -> View:
-    """A dense view as one run of elements."""
-    flat = view.reshape((view.ref.width,))
-    if flat is None:
-        raise refuse(op, "an operand isn't dense")
-    return flat
-
-
 def _embedding(plan: PlanBuilder, op: Op) -> None:
     table, ids = op.args
     y = plan.result(op)
@@ -63,14 +55,22 @@ def _norm_params(op: Op) -> Params:
 
 
 def _rms_norm(plan: PlanBuilder, op: Op) -> None:
+    _norm(plan, op, "rms_norm", ("gain",), _norm_params(op))
+
+
+def _layer_norm(plan: PlanBuilder, op: Op) -> None:
+    _norm(plan, op, "layer_norm", ("gain", "bias"), {"eps": _number(op, "eps")})
+
+
+def _norm(plan: PlanBuilder, op: Op, kernel: str, vectors: Sequence[str], params: Params) -> None:
     """Over the last axis; axes between the rows and it become heads."""
     x = plan.dense(op, op.args[0])
     y = plan.result(op)
     width = x.shape[-1]
     shape = (x.ref.width // width, width)
     operands = {"x": _shaped(op, x, shape).ref, "y": _shaped(op, y, shape).ref}
-    _vectors(plan, op, operands, ("gain",))
-    plan.step("rms_norm", op, plan.rows_of(y), operands, _norm_params(op))
+    _vectors(plan, op, operands, vectors)
+    plan.step(kernel, op, plan.rows_of(y), operands, params)
 
 
 def _shaped(op: Op, view: View, shape: Sequence[int]) -> View:
@@ -86,16 +86,6 @@ def _add_rms_norm(plan: PlanBuilder, op: Op) -> None:
     operands = {"x": x.ref, "residual": residual.ref, "sum": total.ref, "y": y.ref}
     _vectors(plan, op, operands, ("gain",))
     plan.step("rms_norm", op, plan.rows_of(y), operands, _norm_params(op))
-
-
-def _layer_norm(plan: PlanBuilder, op: Op) -> None:
-    x = _flat(op, plan.dense(op, op.args[0]))
-    if len(plan.view(op, op.args[0]).shape) != 1:
-        raise refuse(op, "layer_norm over one of several axes")
-    y = plan.result(op)
-    operands = {"x": x.ref, "y": y.ref}
-    _vectors(plan, op, operands, ("gain", "bias"))
-    plan.step("layer_norm", op, plan.rows_of(y), operands, {"eps": _number(op, "eps")})
 
 
 def _gemm(plan: PlanBuilder, op: Op, x: Operand, weight: Operand, operands: dict[str, Ref]) -> None:

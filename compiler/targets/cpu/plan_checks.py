@@ -192,10 +192,10 @@ class _StepCheck:
         self._vector("gain", x.shape[-1], x.dtype)
 
     def layer_norm(self) -> None:
-        x, y = self._matrix("x"), self._matrix("y")
+        x, y = self._matrix("x", heads=True), self._matrix("y", heads=True)
         self._same_shape(x, y)
-        self._vector("gain", x.width, x.dtype)
-        self._vector("bias", x.width, x.dtype)
+        self._vector("gain", x.shape[-1], x.dtype)
+        self._vector("bias", x.shape[-1], x.dtype)
 
     def gemm(self) -> None:
         x, y, weight = self._matrix("x"), self._matrix("y"), self._weight("weight")
