@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RequestError, RunError
 from ropeway.runtime.assembly import Assembly
@@ -270,7 +272,8 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
-        return tuple(prompt)
+        given: Sequence[Any] = prompt  # ids of an array are numpy's; the core checks the rest
+        return tuple(int(token) if isinstance(token, np.integer) else token for token in given)
 
     def _advance(self) -> None:
         """Run one step and hand everybody their news."""

@@ -56,6 +56,19 @@ class EngineOptions:
     seed: int = 0
     verify: Verify = "fast"
 
+    def __post_init__(self) -> None:
+        sizes = ("num_threads", "kv_cache_memory", "max_num_batched_tokens", "max_prefill_chunk")
+        for field in ("max_num_seqs", "seed", *sizes):
+            value = getattr(self, field)
+            if value is None and field in sizes:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputError(f"{field}: {value!r} isn't a whole number")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise InputError(
+                f"enable_prefix_caching: {self.enable_prefix_caching!r} isn't True or False"
+            )
+
 
 @dataclass(slots=True)
 class Engine:
@@ -101,6 +114,11 @@ def _open(
 ) -> tuple[Artifact, "tempfile.TemporaryDirectory[str] | None"]:
     if isinstance(program, str | os.PathLike):
         return _open_checked(program, options), None
+    if not hasattr(program, "save"):
+        raise InputError(
+            f"program: {type(program).__name__} is neither an artifact's path nor what "
+            f"ropeway.compile or ropeway.load returned"
+        )
     if program.artifact is not None:
         return program.artifact, None
     scratch = tempfile.TemporaryDirectory(prefix="ropeway-")
@@ -188,9 +206,15 @@ def _build_core(
 def kv_blocks(layout: CacheLayout, *, max_tokens: int, available: int, wanted: int | None) -> int:
     """How many KV blocks to allocate, the null block included.
 
-    `wanted` bytes, else what `max_tokens` tokens take, but at most 1/8 of the `available` bytes.
-    Raises InputError when not even one block beside the null block fits.
+    `wanted` bytes, else what `max_tokens` tokens take, but at most 1/8 of the `available` bytes
+    (0: unknown). Raises InputError when not even one block beside the null block fits, or more is
+    wanted than there is.
     """
+    if wanted is not None and wanted > available > 0:
+        raise InputError(
+            f"kv_cache_memory: {wanted} bytes are more than the {available} that are available: "
+            f"give less, or None for what the program needs"
+        )
     if wanted is None:
         wanted = min(
             (-(-max_tokens // layout.block_size) + 1) * layout.block_bytes,

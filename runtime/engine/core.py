@@ -7,6 +7,7 @@ fails, every request ends with an error and all blocks come back, before the err
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, toke
 from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_step_inputs
 from ropeway.runtime.sampling.batch import SampleResult
+from ropeway.runtime.sampling.params import SamplingParams
 
 
 class EngineCore:
@@ -79,6 +81,7 @@ class EngineCore:
         self.scheduler.check_request(queued)
 
     def _accept(self, request: GenerationRequest) -> tuple[Request, RequestSampling]:
+        _check_form(request)
         prompt = _prompt_array(request.prompt, self.vocab_size)
         params = request.params
         stop_ids = {} if params.ignore_eos else dict.fromkeys(self.eos_ids, False)
@@ -271,6 +274,21 @@ class EngineCore:
             Update(request_id, choice, None, max(cached, 0), reason, message) for choice in choices
         )
         return True
+
+
+def _check_form(request: GenerationRequest) -> None:
+    """What the struct's annotations say, but nobody checks when it is made in this process."""
+    params: Any = request.params
+    priority: Any = request.priority
+    salt: Any = request.salt
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            "sampling_params", f"must be a SamplingParams, not {type(params).__name__}"
+        )
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError("priority", f"{priority!r} isn't a whole number")
+    if not isinstance(salt, str):
+        raise RequestError("cache_salt", f"must be text, not {type(salt).__name__}")
 
 
 def _prompt_array(prompt: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
