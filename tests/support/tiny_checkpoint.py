@@ -55,6 +55,12 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: object) -> Path:
     return folder
 
 
+def byte_prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens, none special; of one seed and different lengths none begins another."""
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(256, (length,), generator=generator).tolist()
+
+
 def _tensors(config: dict[str, object], seed: int) -> dict[str, torch.Tensor]:
     size = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, inner, dim = size["hidden_size"], size["intermediate_size"], size["head_dim"]
