@@ -107,7 +107,8 @@ def substitute(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
 def solve(value: Dim, size: int) -> tuple[str, int] | None:
     """(symbol, value) that makes a dim such as `R + 1` equal to `size`.
 
-    None unless the dim is linear in exactly one symbol and the answer a positive integer.
+    None unless the dim is linear in exactly one symbol and the answer isn't negative. It may be 0:
+    a step in the middle of a prompt wants no rows.
     """
     names = free_symbols(value)
     if isinstance(value, int) or len(names) != 1:
@@ -118,7 +119,7 @@ def solve(value: Dim, size: int) -> tuple[str, int] | None:
     if slope == 0 or canonical(origin + slope * symbol(name)) != value:
         return None
     answer, rest = divmod(size - int(origin), int(slope))
-    return None if rest or answer < 1 else (name, answer)
+    return None if rest or answer < 0 else (name, answer)
 
 
 def floor_div(value: Dim, divisor: int) -> Dim:

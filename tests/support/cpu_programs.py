@@ -19,6 +19,7 @@ from ropeway.compiler.driver.options import CompileOptions
 from ropeway.compiler.ir.graph import Module
 from ropeway.compiler.ops.interpreter import run
 from ropeway.compiler.ops.text import read_module
+from ropeway.compiler.pipeline.pipeline import Pipeline
 from ropeway.compiler.pipeline.report import Report
 from ropeway.compiler.targets.base import Payload, activate
 from ropeway.passes import default_pipeline
@@ -121,12 +122,16 @@ def rope_table(positions: int, rotary: int) -> torch.Tensor:
 
 
 def compile_decoder(
-    shape: Shape, seed: int = 0, target: str = "cpu", buckets: Sequence[Bucket] = BUCKETS
+    shape: Shape,
+    seed: int = 0,
+    target: str = "cpu",
+    buckets: Sequence[Bucket] = BUCKETS,
+    pipeline: Pipeline | None = None,
 ) -> Compiled:
-    """Through the default pipeline and the target's lowering."""
+    """Through `pipeline` (the default one if None) and the target's lowering."""
     imported = read_module(decoder_text(shape))
     chosen = activate(target, "a test").target
-    module, _ = default_pipeline().run(imported)
+    module, _ = (pipeline or default_pipeline()).run(imported)
     module, _ = lowering_pipeline(chosen).run(module)
     payload = chosen.lower(module, buckets)
     return Compiled(
