@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ropeway.runtime.bench.cost import model_cost
-from ropeway.runtime.bench.machine import measure_in_child
+from ropeway.runtime.bench.machine import Ceilings
 from ropeway.runtime.bench.quiet import Sampler, process_age
 from ropeway.runtime.bench.suite import Bounds, fractions, run_suite
 from ropeway.runtime.bench.workload import make_workload, read_workload
@@ -42,7 +42,8 @@ def bench(
 
     sampler = Sampler(samples)
     result: dict[str, Any] = {"engine": "ropeway", "artifact": artifact.name, "load_s": load_s}
-    result |= run_suite(generate, work, sampler, _note)
+    ceilings = Ceilings(llm.num_threads)
+    result |= run_suite(generate, work, sampler, ceilings, _note)
     before = llm.stats()
     generate(work.batch32, work.gen)
     after = llm.stats()
@@ -52,8 +53,6 @@ def bench(
     cost = model_cost(llm.artifact)
     result["threads"] = llm.num_threads
     llm.close()
-    _note("machine ceilings")
-    ceilings = measure_in_child(int(result["threads"]))
     result["read_gb_s"] = round(ceilings.read_gb_s, 2)
     result["gemm_bf16_gflop_s"] = round(ceilings.gemm_bf16_gflop_s, 1)
     result["gemm_by"] = ceilings.gemm_by

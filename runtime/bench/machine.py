@@ -1,11 +1,12 @@
 """What the machine can do, measured beside the engine: the bounds its figures are held against.
 
-Run as a program it prints one JSON object; the bench runs it in a child process, so that no
-library it needs (torch, for the GEMM) is loaded beside the engine.
+Run as a program it prints one JSON object of samples; the bench runs it in a child process, so that
+no library it needs (torch, for the GEMM) is loaded beside the engine. It does so several times
+between the figures: a virtual machine's cores may share a physical one for a minute and then not,
+which halves its GEMM rate, and a ceiling from another minute than its figure would compare nothing.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,50 +23,73 @@ _GEMM_SIZE = 2048
 _SAMPLES = 9
 
 
-class Ceilings(msgspec.Struct):
-    """Read bandwidth in GB/s (1 GiB buffer, all threads) and bf16 GEMM rate in GFLOP/s."""
+class _Samples(msgspec.Struct):
+    """One child's samples: GB/s and GFLOP/s."""
 
-    read_gb_s: float
-    gemm_bf16_gflop_s: float
+    read: list[float]
+    gemm: list[float]
     gemm_by: str
 
 
-def measure_in_child(threads: int) -> Ceilings:
-    """Measures in a fresh process with `threads` threads."""
-    command = [sys.executable, "-m", "ropeway.runtime.bench.machine", "--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RunError(f"measuring the machine failed: {last}")
-    return msgspec.json.decode(done.stdout, type=Ceilings)
+class Ceilings:
+    """Medians of the samples taken so far; `sample` takes more, in a fresh process."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._read: list[float] = []
+        self._gemm: list[float] = []
+        self.gemm_by = ""
+
+    @property
+    def read_gb_s(self) -> float:
+        """Read bandwidth: a 1 GiB buffer, all threads."""
+        return statistics.median(self._read)
+
+    @property
+    def gemm_bf16_gflop_s(self) -> float:
+        """Rate of a bf16 linear of 2048 cubed; 0 when it wasn't measured."""
+        return statistics.median(self._gemm) if self._gemm else 0.0
+
+    def sample(self) -> None:
+        """Measures once more. Raises RunError when the child fails."""
+        command = [sys.executable, "-m", "ropeway.runtime.bench.machine"]
+        command += ["--threads", str(self._threads)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise RunError(f"measuring the machine failed: {last}")
+        found = msgspec.json.decode(done.stdout, type=_Samples)
+        self._read += found.read
+        self._gemm += found.gemm
+        self.gemm_by = found.gemm_by
 
 
-def median_rate(work: float, run: Callable[[], object], samples: int = _SAMPLES) -> float:
-    """Median of `work` / seconds over `samples` runs after one warm-up."""
+def _rates(work: float, run: Callable[[], object]) -> list[float]:
+    """`work` / seconds / 1e9 of several runs after one warm-up."""
     run()
     rates = []
-    for _ in range(samples):
+    for _ in range(_SAMPLES):
         start = time.perf_counter()
         run()
-        rates.append(work / (time.perf_counter() - start))
-    return statistics.median(rates)
+        rates.append(work / (time.perf_counter() - start) / 1e9)
+    return rates
 
 
-def _read_rate(threads: int) -> float:
+def _read_rates(threads: int) -> list[float]:
     import numpy as np  # noqa: PLC0415  (the child's own cost, not the engine's)
 
     from ropeway.runtime.devices.cpu import native  # noqa: PLC0415
 
     buffer = np.ones(_READ_BYTES // 4, dtype=np.float32)
     with native.Team(threads) as team:
-        return median_rate(buffer.nbytes, lambda: team.read(buffer)) / 1e9
+        return _rates(buffer.nbytes, lambda: team.read(buffer))
 
 
-def _gemm_rate(threads: int) -> tuple[float, str]:
+def _gemm_rates(threads: int) -> tuple[list[float], str]:
     try:
         import torch  # noqa: PLC0415
     except ImportError:
-        return 0.0, "not measured: torch is not installed"
+        return [], "not measured: torch is not installed"
     torch.set_num_threads(threads)
     left = torch.randn(_GEMM_SIZE, _GEMM_SIZE).bfloat16()
     right = torch.randn(_GEMM_SIZE, _GEMM_SIZE).bfloat16()
@@ -74,17 +98,17 @@ def _gemm_rate(threads: int) -> tuple[float, str]:
         for _ in range(8):
             torch.nn.functional.linear(left, right)
 
-    rate = median_rate(8 * 2 * _GEMM_SIZE**3, run) / 1e9
-    return rate, f"torch {torch.__version__}"
+    return _rates(8 * 2 * _GEMM_SIZE**3, run), f"torch {torch.__version__}"
 
 
 def main() -> None:
-    """Prints the ceilings as JSON."""
+    """Prints one sample set as JSON."""
     parser = argparse.ArgumentParser(prog="ropeway.runtime.bench.machine")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     threads = parser.parse_args().threads
-    gemm, by = _gemm_rate(threads)
-    print(json.dumps({"read_gb_s": _read_rate(threads), "gemm_bf16_gflop_s": gemm, "gemm_by": by}))
+    gemm, by = _gemm_rates(threads)
+    samples = _Samples(read=_read_rates(threads), gemm=gemm, gemm_by=by)
+    sys.stdout.buffer.write(msgspec.json.encode(samples))
 
 
 if __name__ == "__main__":

@@ -52,9 +52,16 @@ class Bounds:
 
 
 def run_suite(
-    generate: Generate, workload: Workload, sampler: Sampler, note: Callable[[str], None]
+    generate: Generate,
+    workload: Workload,
+    sampler: Sampler,
+    ceilings: Ceilings,
+    note: Callable[[str], None],
 ) -> Result:
-    """Runs every figure; timings are [median, min, max]. `note` is told what runs now."""
+    """Runs every figure; timings are [median, min, max]. `note` is told what runs now.
+
+    The machine's ceilings are sampled between the figures.
+    """
     gen = workload.gen
     result: Result = {}
 
@@ -72,9 +79,11 @@ def run_suite(
         prompt_only = timed([workload.single], 1)
         return (gen - 1) / (timed([workload.single], gen) - prompt_only)
 
+    ceilings.sample()
     note("decode, one request")
     result["decode_b1_tok_s"] = sampler.median(decode_rate)
     result["e2e_b1_tok_s"] = sampler.median(lambda: gen / timed([workload.single], gen))
+    ceilings.sample()
     note("time to first token")
     result["ttft128_ms"] = sampler.median(lambda: 1e3 * timed([workload.single], 1))
     ttft = sampler.median(lambda: 1e3 * timed([workload.prefill1024], 1))
@@ -83,12 +92,14 @@ def run_suite(
         round(1e3 * len(workload.prefill1024) / ms, 1) for ms in (ttft[0], ttft[2], ttft[1])
     ]
     for name, prompts in (("batch8", workload.batch8), ("batch32", workload.batch32)):
+        ceilings.sample()
         note(f"{name}, prompts included")
         generate(prompts, 4)
         tokens = len(prompts) * gen
         result[f"{name}_tok_s"] = sampler.median(
             lambda prompts=prompts, tokens=tokens: tokens / timed(prompts, gen)  # type: ignore[misc]
         )
+    ceilings.sample()
     note("greedy answers")
     result["agree"] = [generate([prompt], 24)[0] for prompt in workload.agree]
     result["others_share_max"] = round(sampler.others_share_max, 3)
