@@ -38,7 +38,7 @@ setup: $(SETUP)
 	@test -x $(BIN)/python || { echo "setting up .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
 	@echo "installing dependencies into .venv (a few minutes the first time)"
 	@$(PIP) install $(TORCH)
-	@$(PIP) install --editable '.[compile,import,bench,test,check]' 'setuptools>=77'
+	@$(PIP) install --editable '.[compile,import,test,check]' 'setuptools>=77'
 	@touch $@
 
 # The extension is optional, so a failed build is no error of setup.py; here it is one.
@@ -65,7 +65,7 @@ demo: $(DEMO)
 	@$(BIN)/ropeway generate $(DEMO) --chat --max-tokens 96 "$(QUESTION)"
 
 test: $(SETUP) $(GGUF)
-	@$(BIN)/python -m pytest --quiet
+	@$(BIN)/python -m pytest --quiet --numprocesses $(THREADS) --dist loadfile
 
 # Static tools don't follow the mapping of an editable install: they see the package by this tree.
 .lint/.made: Makefile

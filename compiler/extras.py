@@ -10,7 +10,6 @@ EXTRAS = {
     "safetensors": "compile",
     "transformers": "import",
     "gguf": "import",
-    "psutil": "bench",
 }
 """Top-level module -> extra."""
 

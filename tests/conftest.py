@@ -1,5 +1,7 @@
 """Fixtures that several areas share: a real small language model and its artifacts."""
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -16,21 +18,35 @@ def smollm2_gguf() -> Path:
     return SMOLLM2
 
 
-def _compiled(gguf: Path, folder: Path, dtype: str) -> Path:
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of several workers keeps to one core: teams that share cores wait in barriers."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def _compiled(gguf: Path, factory: pytest.TempPathFactory, dtype: str) -> Path:
+    """The artifact, made by the first worker that wants it."""
     import ropeway  # noqa: PLC0415  (most tests don't need the compiler)
 
-    path = folder / f"smollm2-{dtype}.rope"
-    ropeway.compile(gguf, target="cpu", dtype=dtype, max_model_len=2048).save(path)
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    path = shared / f"smollm2-{dtype}.rope"
+    with (shared / f"smollm2-{dtype}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            ropeway.compile(gguf, target="cpu", dtype=dtype, max_model_len=2048).save(path)
     return path
 
 
 @pytest.fixture(scope="session")
 def smollm2_bf16(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real model as a bf16 CPU artifact."""
-    return _compiled(smollm2_gguf, tmp_path_factory.mktemp("smollm2"), "bfloat16")
+    return _compiled(smollm2_gguf, tmp_path_factory, "bfloat16")
 
 
 @pytest.fixture(scope="session")
 def smollm2_f32(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real model as a float32 CPU artifact."""
-    return _compiled(smollm2_gguf, tmp_path_factory.mktemp("smollm2"), "float32")
+    return _compiled(smollm2_gguf, tmp_path_factory, "float32")

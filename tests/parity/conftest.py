@@ -14,7 +14,6 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def oracle(smollm2_gguf: Path) -> Any:
     """SmolLM2 in transformers, float32, read from the same GGUF by transformers' own reader."""
-    torch.set_num_threads(2)
     return transformers.AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
     ).eval()
