@@ -122,9 +122,9 @@ def test_the_smallest_bucket_that_holds_the_step(kind: str) -> None:
 
 def test_depth_and_buckets_cost_no_device_resources(tmp_path: Path) -> None:
     """A deep model with many buckets: plans are data, one arena serves all of them."""
-    buckets = [Bucket("decode", n, n, n) for n in range(1, 65)]
-    buckets += [Bucket("mixed", n, min(n, 64), 64) for n in range(64, 128)]
-    deep = replace(FAST, layers=48)
+    buckets = [Bucket("decode", n, n, n) for n in range(1, 33)]
+    buckets += [Bucket("mixed", n, 32, 32) for n in range(64, 96)]
+    deep = replace(FAST, layers=32)
     shallow = compile_decoder(FAST, buckets=buckets)
     compiled = compile_decoder(deep, buckets=buckets)
     arenas = [item.arena_bytes for item in compiled.payload.memory]
