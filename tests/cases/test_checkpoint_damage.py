@@ -159,7 +159,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
     ),
     "a wrong shape": (
         replace("model.norm.weight", torch.ones(31)),
-        ("model.norm.weight", "[31]", "[32]"),
+        ("model.safetensors", "model.norm.weight", "[31]", "[32]"),
     ),
     "a wrong rank": (
         replace("model.norm.weight", torch.ones(32, 1)),
@@ -180,7 +180,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
     "a name twice in a header": (rename_in_header, ("model.safetensors", "twice")),
     "NaN": (
         poke("model.layers.1.mlp.down_proj.weight", float("nan")),
-        ("model.layers.1.mlp.down_proj.weight", "NaN"),
+        ("model.safetensors", "model.layers.1.mlp.down_proj.weight", "NaN"),
     ),
     "infinity": (
         poke("lm_head.weight", float("-inf")),

@@ -42,7 +42,9 @@ class BoundSource:
             # min and max propagate NaN: one pass and no copy, where isfinite would make one.
             low, high = torch.aminmax(tensor)
             if not bool(torch.isfinite(low) & torch.isfinite(high)):
-                raise CheckpointError(f"tensor {stored!r} holds NaN or infinity; it is damaged")
+                raise CheckpointError(
+                    f"{_label(self.source, stored)} holds NaN or infinity; it is damaged"
+                )
         return tensor
 
     def _stored(self, name: str) -> str:
@@ -77,6 +79,12 @@ def bind(module: nn.Module, source: TensorSource, *, prefix: str = "", tied: boo
     _check_shapes(source, stored, wanted)
     _check_extra(present - used, module, prefix, tied)
     return BoundSource(source, stored)
+
+
+def _label(source: TensorSource, stored: str) -> str:
+    """A tensor for errors, with its file where the source has files."""
+    file_of = getattr(source, "file_of", None)
+    return f"{file_of(stored)}: tensor {stored!r}" if file_of else f"tensor {stored!r}"
 
 
 def _owners(module: nn.Module) -> dict[str, list[str]]:
@@ -114,13 +122,13 @@ def _check_shapes(
         dtype, own = source.info(stored[name])
         if own != shape:
             raise CheckpointError(
-                f"tensor {stored[name]!r} has shape {list(own)}; the model built from config.json "
-                f"has {list(shape)}"
+                f"{_label(source, stored[name])} has shape {list(own)}; the model built from "
+                f"config.json has {list(shape)}"
             )
         if dtype not in _FLOATS:
             raise CheckpointError(
-                f"tensor {stored[name]!r} is {dtype}: only float32, bfloat16 and float16 are "
-                "supported (quantized checkpoints aren't); give the original"
+                f"{_label(source, stored[name])} is {dtype}: only float32, bfloat16 and float16 "
+                "are supported (quantized checkpoints aren't); give the original"
             )
 
 

@@ -113,6 +113,10 @@ class GgufTensors:
         tensor = self._tensor(name)
         return _PLAIN.get(tensor.tensor_type.name, "f32"), self._shapes[tensor.name]
 
+    def file_of(self, name: str) -> str:
+        """The file that holds a tensor, for errors."""
+        return self._file
+
     def get(self, name: str) -> torch.Tensor:
         """The tensor, dequantized, q and k in the order of Hugging Face checkpoints."""
         from gguf import quants  # noqa: PLC0415 -- an extra
