@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -76,7 +77,9 @@ class LLM:
     def _start(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = FairLock()
-        self._assemblies: dict[str, Assembly] = {}
+        # Weak: who waits for a request owns it. One that nobody owns any more, its caller having
+        # been interrupted, is aborted when it next has news.
+        self._assemblies: WeakValueDictionary[str, Assembly] = WeakValueDictionary()
         self._forgotten: deque[Assembly] = deque()  # of streams that were dropped unclosed
         self._count = 0
         self._closed = False
@@ -139,7 +142,7 @@ class LLM:
         anything runs, when a prompt or a parameter can't be served; RunError when the run fails.
         """
         texts = _as_prompts(prompts)
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(texts))
+        params = _one_each("sampling_params", _or_default(sampling_params), len(texts))
         priorities = _one_each("priority", priority, len(texts))
         return self._finish(self._queue(texts, params, priorities, cache_salt), use_tqdm)
 
@@ -174,7 +177,7 @@ class LLM:
         single = isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts = [self.tokenizer.encode_chat(one) for one in conversations]
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+        params = _one_each("sampling_params", _or_default(sampling_params), len(prompts))
         return self._finish(self._queue(prompts, params), use_tqdm)
 
     def stream(
@@ -189,7 +192,7 @@ class LLM:
 
         The request is checked and queued at once, before the first delta is asked for.
         """
-        params = sampling_params or SamplingParams()
+        params = _or_default(sampling_params)
         [assembly] = self._queue([prompt], [params], [priority], cache_salt, streaming=True)
         return CompletionStream(assembly, self._advance, self._drop, self._forgotten.append)
 
@@ -204,6 +207,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort what runs and release the device; a second call does nothing."""
+        if self._lock.forked:
+            return  # what a child inherits is its parent's to release
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -263,15 +268,21 @@ class LLM:
                 )
                 for prompt, request in zip(prompts, requests, strict=True)
             ]
-            for assembly in assemblies:
-                core.add(assembly.request)
-                self._assemblies[assembly.request.request_id] = assembly
-            self._count += len(requests)
+            self._count += len(requests)  # first: an interrupted call mustn't lend its ids again
+            try:
+                for assembly in assemblies:
+                    self._assemblies[assembly.request.request_id] = assembly
+                    core.add(assembly.request)
+            except BaseException:
+                self._drop(assemblies)
+                raise
             return assemblies
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise RequestError("prompt", "is neither text nor a list of token ids")
         given: Sequence[Any] = prompt  # ids of an array are numpy's; the core checks the rest
         return tuple(int(token) if isinstance(token, np.integer) else token for token in given)
 
@@ -285,7 +296,9 @@ class LLM:
             began = time.perf_counter()
             for update in updates:
                 assembly = self._assemblies.get(update.request_id)
-                if assembly is not None and assembly.push(update):
+                if assembly is None:
+                    core.abort(update.request_id)
+                elif assembly.push(update):
                     core.finish_choice(update.request_id, update.choice)
             core.count_host(time.perf_counter() - began)
 
@@ -304,6 +317,10 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise RunError("the LLM is closed: make a new one")
+
+
+def _or_default(params: Any) -> Any:
+    return SamplingParams() if params is None else params
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

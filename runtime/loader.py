@@ -27,6 +27,7 @@ Verify = Literal["fast", "full"]
 
 # The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
 _CACHE_SHARE = 8
+_THREADS_A_CORE = 8  # threads that share a core wait for each other at every barrier
 _ASSUMED_MEMORY = 8 << 30  # where the system doesn't say what is available
 _TOKENIZER = "tokenizer/"
 
@@ -155,10 +156,14 @@ def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
 
 
 def _threads(options: EngineOptions) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if options.num_threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if options.num_threads < 1:
-        raise InputError(f"num_threads={options.num_threads} must be at least 1")
+        return cores
+    if not 1 <= options.num_threads <= _THREADS_A_CORE * cores:
+        raise InputError(
+            f"num_threads={options.num_threads}: this process may use {cores} cores; give 1 to "
+            f"{_THREADS_A_CORE * cores}"
+        )
     return options.num_threads
 
 

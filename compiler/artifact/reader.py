@@ -9,7 +9,8 @@ else raises one ArtifactError that names the file.
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.version import VERSION
 
 Verify = Literal["fast", "full"]
+_REPLACED_AT_MOST = 8
 _SMALL = 1 << 20  # a manifest or seal beyond this is not ours
 
 
@@ -39,6 +41,7 @@ class Artifact:
     path: Path
     manifest: Manifest
     weight_files: tuple[WeightFile, ...]
+    files: Mapping[str, bytes] = field(repr=False)
 
     @property
     def weights(self) -> WeightFile:
@@ -51,13 +54,13 @@ class Artifact:
         return self.manifest.functions[0]
 
     def read(self, name: str) -> bytes:
-        """A listed file's content, checked again. Raises ArtifactError when it isn't as listed."""
-        entry = self.manifest.files.get(name)
-        if entry is None:
+        """A file's content as it was checked; weight files are in `weight_files`.
+
+        Raises ArtifactError for a name that isn't part of the artifact.
+        """
+        if name not in self.files:
             raise ArtifactError(f"{self.path}/{name}: isn't part of this artifact")
-        data = _read(self.path / name, entry.size)
-        _compare(self.path / name, entry, hashlib.sha256(data).hexdigest())
-        return data
+        return self.files[name]
 
     def names(self, prefix: str = "") -> list[str]:
         """The listed files whose path begins with `prefix`, sorted."""
@@ -73,23 +76,49 @@ def open_artifact(
     """Open and check the artifact at `path`.
 
     `verify="full"` hashes the weights with sha256 too; `sums` may be a native twin of
-    `checksum.word_sum`, run on `threads` threads (default: one per core). Raises ArtifactError.
+    `checksum.word_sum`, run on `threads` threads (default: one per core). An artifact that is
+    replaced meanwhile is opened anew. Raises ArtifactError.
     """
     if verify not in ("fast", "full"):
         raise InputError(f"verify: {verify!r} isn't 'fast' or 'full'")
     root = Path(path)
+    for _ in range(_REPLACED_AT_MOST):
+        before = _identity(root)
+        try:
+            return _open(root, verify, sums, threads or os.cpu_count() or 1)
+        except ArtifactError:
+            if _identity(root) == before:
+                raise
+    raise ArtifactError(f"{root}: was replaced {_REPLACED_AT_MOST} times while it was read")
+
+
+def _identity(root: Path) -> tuple[int, int] | None:
+    try:
+        status = root.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _open(root: Path, verify: Verify, sums: WordSum, workers: int) -> Artifact:
     manifest = read_manifest(root)
-    present = set(list_files(root)) - {MANIFEST, SEAL}
+    try:
+        present = set(list_files(root)) - {MANIFEST, SEAL}
+    except OSError as error:
+        raise ArtifactError(f"{root}: can't be read ({error.strerror})") from error
     for name in sorted(manifest.files.keys() | present):
         if name not in present:
             raise ArtifactError(f"{root}/{name}: missing: copy the artifact again, whole")
         if name not in manifest.files:
             raise ArtifactError(f"{root}/{name}: isn't part of this artifact: remove it")
     ranks = {rank.weights: rank.rank for rank in manifest.ranks}
-    workers = threads or os.cpu_count() or 1
+    small = {}
     for name, entry in manifest.files.items():
         _check_place(root, name, entry)
-        if name not in ranks or verify == "full":
+        if name not in ranks:
+            small[name] = data = _read(root / name, entry.size)
+            _compare(root / name, entry, hashlib.sha256(data).hexdigest())
+        elif verify == "full":
             _compare(root / name, entry, _hash(root / name))
     files = {}
     for name in ranks:
@@ -99,16 +128,20 @@ def open_artifact(
             raise ArtifactError(f"{root / name}: checksum is {found}: damaged, compile it again")
         files[name] = file
     ordered = sorted(manifest.ranks, key=lambda rank: rank.rank)
-    return Artifact(root, manifest, tuple(files[rank.weights] for rank in ordered))
+    return Artifact(root, manifest, tuple(files[rank.weights] for rank in ordered), small)
 
 
 def read_manifest(root: Path) -> Manifest:
     """The manifest alone, its seal checked; other files aren't looked at. Raises ArtifactError."""
-    if not root.is_dir():
+    try:
+        found = root.is_dir()
+    except (OSError, ValueError) as error:  # a name that no file can have, or no access
+        raise ArtifactError(f"{str(root)!r}: can't be read ({error})") from error
+    if not found:
         what = "isn't a directory" if root.exists() else "doesn't exist"
         raise ArtifactError(f"{root}: {what}: make an artifact with `ropeway compile MODEL -o ART`")
     for name in (MANIFEST, SEAL):
-        if not (root / name).is_file() or (root / name).is_symlink():
+        if (root / name).is_symlink() or not os.path.isfile(root / name):
             raise ArtifactError(f"{root / name}: missing: this isn't an artifact, or not whole")
     manifest_bytes = _read(root / MANIFEST, None)
     if _read(root / SEAL, None) != seal(manifest_bytes):
@@ -126,7 +159,10 @@ def _check_place(root: Path, name: str, entry: FileEntry) -> None:
         place = place / part
         if place.is_symlink():
             raise ArtifactError(f"{place}: is a link, which could leave the artifact: refused")
-    status = place.lstat()
+    try:
+        status = place.lstat()
+    except OSError as error:
+        raise ArtifactError(f"{place}: can't be read ({error.strerror})") from error
     if not stat.S_ISREG(status.st_mode):
         raise ArtifactError(f"{place}: isn't a plain file: copy the artifact again, whole")
     if status.st_size != entry.size:

@@ -29,21 +29,23 @@ def staged(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     `check` refuses a `path` that mustn't be replaced; it runs before and after the block. Raises
     ArtifactError when the destination can't be written, RunError when the disk fails under way.
     """
-    path = Path(os.path.abspath(path))
-    check(path)
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError("no file name holds NUL")
+        path = Path(os.path.abspath(path))
+        check(path)
+    except (OSError, ValueError) as error:  # a name that no file can have, or no access
+        raise ArtifactError(f"{str(path)!r}: can't be written ({error})") from error
     prefix = f".{path.name}.staging-"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent, prefix)
-        stage = path.parent / (prefix + secrets.token_hex(6))
-        stage.mkdir()
+        stage, lock = _make_locked(path.parent, prefix)
     except OSError as error:
         raise ArtifactError(
             f"{path}: can't be written ({error.strerror}): choose another place with -o"
         ) from error
-    lock = os.open(stage, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield stage
         _sync_tree(stage)
         check(path)
@@ -58,11 +60,33 @@ def staged(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
         os.close(lock)
 
 
+def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A new staging directory and the descriptor that locks it.
+
+    Between its making and its locking another writer may take it for abandoned and remove it;
+    then there is nothing of ours at its name any more, and we make another.
+    """
+    while True:
+        stage = parent / (prefix + secrets.token_hex(6))
+        stage.mkdir()
+        try:
+            lock = os.open(stage, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stage.exists():
+            return stage, lock
+        os.close(lock)
+
+
 def _remove_abandoned(parent: Path, prefix: str) -> None:
     for entry in parent.iterdir():
         if not entry.name.startswith(prefix) or entry.is_symlink() or not entry.is_dir():
             continue
-        lock = os.open(entry, os.O_RDONLY)
+        try:
+            lock = os.open(entry, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its writer finished, or somebody else removed it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(entry, ignore_errors=True)

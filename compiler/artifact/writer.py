@@ -53,6 +53,8 @@ def write_artifact(
     Weights are evaluated one at a time. Raises ArtifactError when `path` holds anything but an
     artifact or the contents contradict themselves, RunError when the disk fails.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ArtifactError(f"{path!r} is no path: give the name of a directory to write")
     overlap = contents.files.keys() & contents.weights.keys()
     if overlap:
         raise ArtifactError(f"{path}: {min(overlap)} is given as a file and as weights")

@@ -296,7 +296,8 @@ def _prompt_array(prompt: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
     if len(prompt) == 0:
         raise RequestError("prompt", "it has no tokens; give at least one")
     ids = np.array(prompt)
-    if ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0 and ids.max() < vocab_size:
+    whole = ids.dtype.kind in "iu" and not any(type(token) is bool for token in prompt)
+    if ids.ndim == 1 and whole and ids.min() >= 0 and ids.max() < vocab_size:
         return ids.astype(np.int32)
     for index, token in enumerate(prompt):
         if type(token) is bool or not isinstance(token, int | np.integer):

@@ -202,13 +202,23 @@ def _check_int(field: str, value: Any, low: int, high: int | None) -> None:
 
 
 def _check_float(field: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
         _refuse(field, value, "must be a finite number")
     if not low <= value <= high:
         span = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         _refuse(field, value, f"must be {span}")
 
 
+def _finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
+
+
 def _refuse(field: str, value: Any, why: str) -> NoReturn:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python prints no int of over 4,300 digits
+        shown = "a huge number"
     raise RequestError(field, f"got {shown if len(shown) <= 80 else shown[:77] + '...'}: {why}")

@@ -179,7 +179,7 @@ class Tokenizer:
     def _piece(self, token: int) -> bytes:
         piece = self._pieces.get(token)
         if piece is None:
-            text = self._inner.id_to_token(token)
+            text = self._inner.id_to_token(token) if 0 <= token < 1 << 31 else None
             piece = b"" if text is None or self._rules is None else self._rules.piece(text)
             self._pieces[token] = piece
         return piece

@@ -163,6 +163,9 @@ class _StepCheck:
             raise _Refusal(f"operands {sorted(names)}, the kernel has {kernel.operands}")
         if set(self.step.params) != kernel.params:
             raise _Refusal(f"parameters {sorted(self.step.params)}, not {sorted(kernel.params)}")
+        for name, ref in self.operands.items():
+            if len(ref.shape) != len(ref.strides) or len(ref.shape) > MAX_DIMS:
+                raise _Refusal(f"{name} has {len(ref.shape)} sizes and {len(ref.strides)} strides")
         for name in kernel.ints:
             self._integer(name)
         for name in kernel.floats:
@@ -325,7 +328,7 @@ class _StepCheck:
         ref = self.operands[name]
         if ref.space != "weights":
             return self._in_arena(name)
-        slot = self._weight(name)
+        slot = self._slot(ref, name)
         if slot.layout != "rows" or name in ("y",):
             raise _Refusal(f"{name} can't be weight {slot.name!r}")
         if slot.dtype != ref.dtype:
@@ -343,11 +346,18 @@ class _StepCheck:
                 if other.width != x.width or other.dtype != x.dtype:
                     raise _Refusal(f"{name} is {other.dtype}[{other.width}], x {x.width}")
 
-    def _weight(self, name: str) -> WeightSlot:
-        ref = self.operands[name]
+    def _slot(self, ref: Ref, name: str) -> WeightSlot:
         if ref.space != "weights" or not 0 <= ref.index < len(self.template.weights):
             raise _Refusal(f"{name} is no weight: {ref.space} {ref.index}")
         return self.template.weights[ref.index]
+
+    def _weight(self, name: str) -> WeightSlot:
+        """A weight that is read whole."""
+        ref = self.operands[name]
+        slot = self._slot(ref, name)
+        if ref.offset or (ref.shape and ref.shape != slot.shape):
+            raise _Refusal(f"{name} is a part of {slot.name}, not the whole of it")
+        return slot
 
     def _vector(self, name: str, width: int, dtype: str) -> None:
         if name not in self.operands:
