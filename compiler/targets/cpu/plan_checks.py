@@ -42,6 +42,8 @@ class _Refusal(Exception):  # noqa: N818 - caught and turned into an ArtifactErr
 def check_template(template: Template, where: str = TEMPLATE_FILE) -> None:
     """Refuse a template whose steps could leave their operands; see the module's contract."""
     try:
+        if not template.steps:
+            raise _Refusal("it has no steps")
         _check_tables(template)
     except _Refusal as refusal:
         raise ArtifactError(f"{where}: {refusal}: compile the model again") from None

@@ -162,6 +162,7 @@ def read_plans(artifact: "Artifact") -> tuple[Template, dict[Bucket, BucketPlan]
     """The artifact's plans, every bound checked. Raises ArtifactError naming the file."""
     template = decode_template(artifact.read(TEMPLATE_FILE), f"{artifact.path}/{TEMPLATE_FILE}")
     check_template(template, f"{artifact.path}/{TEMPLATE_FILE}")
+    _check_manifest(artifact, template)
     plans: dict[Bucket, BucketPlan] = {}
     graphs = artifact.function.graphs
     for bucket in artifact.manifest.buckets:
@@ -175,6 +176,21 @@ def read_plans(artifact: "Artifact") -> tuple[Template, dict[Bucket, BucketPlan]
         check_bucket(template, plan, bucket, where)
         plans[bucket] = plan
     return template, plans
+
+
+def _check_manifest(artifact: "Artifact", template: Template) -> None:
+    """The engine sizes requests and samples by the manifest, the plan runs by the template."""
+    model = artifact.manifest.model
+    for name, said, is_so in (
+        ("vocab_size", model.vocab_size, model.vocab_size == template.logits.width),
+        ("max_model_len", model.max_model_len, 1 <= model.max_model_len <= template.max_length),
+    ):
+        if not is_so:
+            raise ArtifactError(
+                f"{artifact.path}/manifest.json: {name} is {said}, but {TEMPLATE_FILE} computes "
+                f"{template.logits.width} logits for up to {template.max_length} tokens: "
+                f"compile the model again"
+            )
 
 
 def usable_cores() -> int:

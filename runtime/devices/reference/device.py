@@ -63,6 +63,12 @@ class ReferenceDevice:
         logits = module.fn.output("logits")
         if logits is None or not isinstance(logits.type, TensorType):
             raise ArtifactError(f"{artifact.path}: the function returns no logits: compile again")
+        if logits.type.shape[-1] != artifact.manifest.model.vocab_size:
+            raise ArtifactError(
+                f"{artifact.path}/manifest.json: vocab_size is "
+                f"{artifact.manifest.model.vocab_size}, the function's logits are {logits.type}: "
+                f"compile the model again"
+            )
         self._module = module
         self._interpreter = Interpreter(module, _StoredWeights(artifact.weights))
         self._sampler = NumpySampler(int(logits.type.shape[-1]))
