@@ -27,6 +27,8 @@ from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.runtime.stream import CompletionStream
 from ropeway.runtime.text.tokenizer import Tokenizer
 
+_NEITHER = "is neither text nor a list of token ids"
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
@@ -83,6 +85,11 @@ class LLM:
         self._forgotten: deque[Assembly] = deque()  # of streams that were dropped unclosed
         self._count = 0
         self._closed = False
+
+    def __repr__(self) -> str:
+        model = self.artifact.manifest.model
+        state = "closed" if self._closed else f"{self.num_threads} threads"
+        return f"<LLM {model.name}: {self.artifact.manifest.target}, {state}>"
 
     # -- what was loaded --------------------------------------------------------------------
 
@@ -282,7 +289,9 @@ class LLM:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise RequestError("prompt", "is neither text nor a list of token ids")
+            raise RequestError("prompt", f"{_NEITHER}, but {type(prompt).__name__}")
+        if prompt and all(isinstance(token, str) for token in prompt):
+            raise RequestError("prompt", "is a list of texts: give one, or use generate")
         given: Sequence[Any] = prompt  # ids of an array are numpy's; the core checks the rest
         return tuple(int(token) if isinstance(token, np.integer) else token for token in given)
 
@@ -327,12 +336,15 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError("prompts", "must be text, a list of token ids, or a list of either")
+        raise RequestError(
+            "prompts",
+            f"must be text, a list of token ids, or a list of either, not {type(prompts).__name__}",
+        )
     if prompts and all(not isinstance(item, str | Sequence) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     for index, item in enumerate(prompts):
         if not isinstance(item, str | Sequence) or isinstance(item, bytes):
-            raise RequestError("prompts", f"entry {index} is neither text nor a list of token ids")
+            raise RequestError("prompts", f"entry {index} {_NEITHER}, but {type(item).__name__}")
     return list(prompts)  # type: ignore[arg-type]
 
 

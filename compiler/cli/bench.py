@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ropeway.compiler.errors import InputError
 from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.bench.machine import Ceilings
 from ropeway.runtime.bench.quiet import Sampler, process_age
@@ -27,20 +28,29 @@ def bench(
 ) -> None:
     """Measure speed on a fixed workload, and what fraction of the machine's bound it reaches.
 
-    Prefix caching is off; nothing is reused between samples. Progress goes to stderr.
+    Prefix caching is off; nothing is reused between samples. Progress goes to stderr. A sample in
+    which other processes computed is taken again, and a busy machine is waited for, two minutes in
+    all; `others_share_max` says how much they took of a core in the samples that were kept.
 
     Example: ropeway bench smollm2.rope --workload workload.json --threads 2 --json
     """
     llm = LLM(artifact, num_threads=threads, enable_prefix_caching=False)
     load_s = round(process_age(), 3)
+    cost = model_cost(llm.artifact)
     work = read_workload(workload) if workload else make_workload(llm.vocab_size)
+    if work.longest > llm.max_model_len:
+        raise InputError(
+            f"the workload has sequences of {work.longest} tokens, {artifact} holds "
+            f"{llm.max_model_len}: give a shorter --workload FILE, or compile with a larger "
+            f"--max-model-len"
+        )
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
-    sampler = Sampler(samples)
+    sampler = Sampler(samples, _note)
     result: dict[str, Any] = {"engine": "ropeway", "artifact": artifact.name, "load_s": load_s}
     ceilings = Ceilings(llm.num_threads)
     result |= run_suite(generate, work, sampler, ceilings, _note)
@@ -50,7 +60,6 @@ def bench(
     host = after.host_seconds - before.host_seconds
     native = after.native_seconds - before.native_seconds
     result["host_fraction_b32"] = round(host / (host + native), 4)
-    cost = model_cost(llm.artifact)
     result["threads"] = llm.num_threads
     llm.close()
     result["read_gb_s"] = round(ceilings.read_gb_s, 2)

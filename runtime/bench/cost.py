@@ -3,6 +3,7 @@
 import math
 
 from ropeway.compiler.artifact.reader import Artifact
+from ropeway.compiler.errors import InputError
 from ropeway.compiler.targets.cpu.plan import (
     ITEM_SIZES,
     TEMPLATE_FILE,
@@ -17,8 +18,13 @@ def model_cost(artifact: Artifact) -> ModelCost:
     """Bytes and flops of a token's GEMMs; norms, attention and lookups are left out.
 
     A prompt token is counted without the head, which only wanted rows go through. Raises
-    ArtifactError when the artifact holds no CPU plan.
+    InputError when the artifact holds no CPU plan.
     """
+    if artifact.manifest.target != "cpu":
+        raise InputError(
+            f"{artifact.path}: compiled for {artifact.manifest.target}; the bench measures "
+            f"programs compiled for cpu"
+        )
     template = decode_template(artifact.read(TEMPLATE_FILE))
     body, head = 0, 0
     size = 0

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 _NOISE_LIMIT = 0.12  # others' share of one core above which a sample is taken again
-_IDLE_WAIT_S = 45.0
+_PATIENCE_S = 120.0  # spent on waiting in a whole run; a busier machine is measured as it is
 
 
 class Sampler:
     """Medians of several samples, and the largest noise among those that were kept."""
 
-    def __init__(self, samples: int = 3) -> None:
+    def __init__(self, samples: int, note: Callable[[str], None]) -> None:
+        """`note` is told when the machine is waited for."""
         self._samples = samples
+        self._note = note
+        self._patience = _PATIENCE_S
         self.others_share_max = 0.0
 
     def median(self, measure: Callable[[], float]) -> list[float]:
@@ -31,11 +34,27 @@ class Sampler:
         return [round(v, 4) for v in (statistics.median(values), min(values), max(values))]
 
     def _sample(self, measure: Callable[[], float]) -> tuple[float, float]:
-        _wait_until_idle()
+        self._wait_until_idle()
         before, start = _others_seconds(), time.monotonic()
         value = measure()
         elapsed = max(time.monotonic() - start, 1e-3)
         return value, max(0.0, (_others_seconds() - before) / elapsed)
+
+    def _wait_until_idle(self) -> None:
+        start, told = time.monotonic(), False
+        while time.monotonic() - start < self._patience:
+            before, since = _others_seconds(), time.monotonic()
+            time.sleep(0.4)
+            if (_others_seconds() - before) / (time.monotonic() - since) < _NOISE_LIMIT:
+                break
+            if not told:
+                left = self._patience
+                self._note(
+                    f"other processes compute; waiting for a quiet moment, up to {left:.0f} s"
+                )
+                told = True
+        if told:
+            self._patience -= time.monotonic() - start
 
 
 def _others_seconds() -> float:
@@ -45,15 +64,6 @@ def _others_seconds() -> float:
     busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
     own = os.times()
     return busy - own.user - own.system - own.children_user - own.children_system
-
-
-def _wait_until_idle() -> None:
-    deadline = time.monotonic() + _IDLE_WAIT_S
-    while time.monotonic() < deadline:
-        before, start = _others_seconds(), time.monotonic()
-        time.sleep(0.4)
-        if (_others_seconds() - before) / (time.monotonic() - start) < _NOISE_LIMIT:
-            return
 
 
 def process_age() -> float:

@@ -30,6 +30,16 @@ class Workload(msgspec.Struct):
     agree: list[list[int]] = []
     agree_text: list[str] = []
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, the new ones included."""
+        measured = [self.single, *self.batch8, *self.batch32]
+        return max(
+            len(self.prefill1024) + 2,
+            max(map(len, measured)) + self.gen,
+            max(map(len, self.agree), default=0) + 24,
+        )
+
 
 class _Generator:
     def __init__(self) -> None:

@@ -36,6 +36,7 @@ def test_the_generated_workload_is_the_published_file() -> None:
     for name in ("gen", "single", "prefill1024", "batch8", "batch32", "server"):
         assert getattr(made, name) == getattr(published, name), name
     assert [sum(map(len, x)) for x in (made.batch8, made.batch32)] == [998, 3989]
+    assert made.longest == 1026
 
 
 def test_bounds_are_those_worked_out_by_hand() -> None:
@@ -71,7 +72,7 @@ def test_without_a_gemm_rate_there_are_no_fractions() -> None:
 
 
 def test_the_suite_runs_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ropeway.runtime.bench.quiet._wait_until_idle", lambda: None)
+    monkeypatch.setattr(Sampler, "_wait_until_idle", lambda self: None)
     asked: list[tuple[int, int]] = []
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
@@ -83,7 +84,7 @@ def test_the_suite_runs_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         gen=3, single=[1], prefill1024=[1] * 9, batch8=[[1]] * 8, batch32=[[1]] * 32, server=[],
         agree=[[5], [6]],
     )  # fmt: skip
-    result = run_suite(generate, work, Sampler(1), ceilings, lambda what: None)  # type: ignore[arg-type]
+    result = run_suite(generate, work, Sampler(1, lambda what: None), ceilings, lambda what: None)  # type: ignore[arg-type]
     assert {(1, 3), (8, 3), (32, 3), (1, 24)} <= set(asked)
     assert result["agree"] == [[7] * 24] * 2
     assert ceilings.samples >= 4  # between the figures, not once
