@@ -199,6 +199,10 @@ class LLM:
 
         The request is checked and queued at once, before the first delta is asked for.
         """
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+            raise RequestError(
+                "prompt", "is a list of texts: stream takes one, generate takes many"
+            )
         params = _or_default(sampling_params)
         [assembly] = self._queue([prompt], [params], [priority], cache_salt, streaming=True)
         return CompletionStream(assembly, self._advance, self._drop, self._forgotten.append)
@@ -290,8 +294,6 @@ class LLM:
             return tuple(self.tokenizer.encode(prompt))
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
             raise RequestError("prompt", f"{_NEITHER}, but {type(prompt).__name__}")
-        if prompt and all(isinstance(token, str) for token in prompt):
-            raise RequestError("prompt", "is a list of texts: give one, or use generate")
         given: Sequence[Any] = prompt  # ids of an array are numpy's; the core checks the rest
         return tuple(int(token) if isinstance(token, np.integer) else token for token in given)
 

@@ -68,7 +68,7 @@ def test_a_child_forked_while_the_engine_runs_is_told_at_once() -> None:
         assert llm.generate([1, 2], GREEDY)
 
 
-@pytest.mark.parametrize("bad", [None, 5, b"x", object()])
+@pytest.mark.parametrize("bad", [None, 5, b"x", object(), ["a", "b"]])
 def test_stream_takes_what_generate_takes(bad: object) -> None:
     with toy_llm() as llm, pytest.raises(RequestError, match="prompt"):
         llm.stream(bad, GREEDY)  # type: ignore[arg-type]
