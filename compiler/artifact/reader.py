@@ -8,6 +8,7 @@ else raises one ArtifactError that names the file.
 
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from ropeway.compiler.version import VERSION
 
 Verify = Literal["fast", "full"]
 _REPLACED_AT_MOST = 8
+_COMMAND = "ropeway compile MODEL -o NAME.rope"
 _SMALL = 1 << 20  # a manifest or seal beyond this is not ours
 
 
@@ -137,12 +139,14 @@ def read_manifest(root: Path) -> Manifest:
         found = root.is_dir()
     except (OSError, ValueError) as error:  # a name that no file can have, or no access
         raise ArtifactError(f"{str(root)!r}: can't be read ({error})") from error
-    if not found:
-        what = "isn't a directory" if root.exists() else "doesn't exist"
-        raise ArtifactError(f"{root}: {what}: make an artifact with `ropeway compile MODEL -o ART`")
+    if not found or not (os.path.lexists(root / MANIFEST) or os.path.lexists(root / SEAL)):
+        raise ArtifactError(f"{root}: {_what_it_is(root)}")
     for name in (MANIFEST, SEAL):
         if (root / name).is_symlink() or not os.path.isfile(root / name):
-            raise ArtifactError(f"{root / name}: missing: this isn't an artifact, or not whole")
+            raise ArtifactError(
+                f"{root / name}: missing: copy the artifact again, whole, or make another with "
+                f"`{_COMMAND}`"
+            )
     manifest_bytes = _read(root / MANIFEST, None)
     if _read(root / SEAL, None) != seal(manifest_bytes):
         raise ArtifactError(
@@ -150,6 +154,20 @@ def read_manifest(root: Path) -> Manifest:
             f"compile the model again"
         )
     return decode(manifest_bytes, str(root / MANIFEST), VERSION)
+
+
+def _what_it_is(root: Path) -> str:
+    """What lies where an artifact was looked for, and how to make one of it."""
+    command = shlex.join(["ropeway", "compile", str(root), "-o", f"{root.resolve().stem}.rope"])
+    if root.is_file():
+        if root.suffix == ".gguf":
+            return f"this is a GGUF file: compile it first: {command}"
+        return f"isn't a directory: make an artifact with `{_COMMAND}`"
+    if not root.exists():
+        return f"doesn't exist: make an artifact with `{_COMMAND}`"
+    if (root / "config.json").is_file():
+        return f"this is a Hugging Face checkpoint: compile it first: {command}"
+    return f"this directory isn't an artifact: make one with `{_COMMAND}`"
 
 
 def _check_place(root: Path, name: str, entry: FileEntry) -> None:

@@ -43,7 +43,7 @@ def staged(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
         stage, lock = _make_locked(path.parent, prefix)
     except OSError as error:
         raise ArtifactError(
-            f"{path}: can't be written ({error.strerror}): choose another place with -o"
+            f"{path}: can't be written ({error.strerror}): choose another place"
         ) from error
     try:
         yield stage
@@ -53,7 +53,7 @@ def staged(path: Path, check: Callable[[Path], None]) -> Iterator[Path]:
     except OSError as error:
         raise RunError(
             f"{path}: writing failed ({error.strerror}), nothing was changed: free some space or "
-            f"choose another place with -o"
+            f"choose another place"
         ) from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)

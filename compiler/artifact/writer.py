@@ -102,7 +102,7 @@ def check_replaceable(path: Path) -> None:
     """Refuse to replace anything that isn't an artifact, or that holds files of someone else."""
     if not os.path.lexists(path):
         return
-    advice = "choose another place with -o, or remove it yourself"
+    advice = "choose another place, or remove it yourself"
     if path.is_symlink() or not path.is_dir():
         raise ArtifactError(f"{path}: exists and isn't an artifact: {advice}")
     try:

@@ -34,7 +34,7 @@ def opt(
         bool, typer.Option("--verify-each", help="Verify the module after every pass.")
     ] = False,
     dump: Annotated[
-        Path | None, typer.Option("--dump", metavar="DIR", help="Write the IR after every pass.")
+        Path | None, typer.Option("--dump", help="A folder for the IR after every pass.")
     ] = None,
     strict_fusion: Annotated[
         bool, typer.Option("--strict-fusion", help="A fusion that matches nothing is an error.")
@@ -76,29 +76,31 @@ def opt(
 
 
 def describe_passes() -> str:
-    """One line for each pass of the catalogue: spec with options, phase, numerics, summary."""
+    """A line for each pass: name, phase, numerics, summary; its options indented below it."""
     lines = []
+    width = max(map(len, CATALOGUE))
     for name, kind in CATALOGUE.items():
         options = ", ".join(
             f"{field.name.replace('_', '-')}={field.default}" for field in dataclasses.fields(kind)
         )
-        spec = name + (f"{{{options}}}" if options else "")
         first_line = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
         summary = first_line.partition(": ")[2]
-        lines.append(f"{spec:<34} {kind.phase:<9} {kind.numerics:<8} {summary}")
+        lines.append(f"{name:<{width}} {kind.phase:<9} {kind.numerics:<8} {summary}")
+        if options:
+            lines.append(f"    {{{options}}}")
     return "\n".join(lines)
 
 
 def _read(file: Path) -> Module:
     if str(file) == "-":
-        return read_module(sys.stdin.read())
+        return read_module(sys.stdin.read(), "standard input")
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file} can't be read ({_reason(error)}); name a file of IR text"
         ) from error
-    return read_module(text)
+    return read_module(text, str(file))
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

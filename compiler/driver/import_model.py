@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ropeway.compiler.artifact.manifest import SEAL
 from ropeway.compiler.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ def import_model(
         return _import_instance(model, dtype, max_model_len)
     path = Path(model)
     if path.is_dir():
+        if (path / SEAL).is_file():
+            raise InputError(
+                f"{path}: is compiled already: run it (`ropeway generate {path} ...`, or "
+                "ropeway.LLM in Python), or give the model that it was made from"
+            )
         return _import_directory(path, path.resolve().name, dtype, max_model_len)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -48,6 +54,10 @@ def _import_instance(module: object, dtype: str, max_model_len: int | None) -> "
     from ropeway.compiler.frontend.checkpoints.module_source import module_source  # noqa: PLC0415
     from ropeway.compiler.frontend.import_module import import_module  # noqa: PLC0415
 
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InputError(
+            f"model: {module.__name__} is a class: pass an instance of it, with its weights"
+        )
     if not isinstance(module, nn.Module):
         raise InputError(
             f"model: {type(module).__name__} is neither a path, a name nor a torch.nn.Module"

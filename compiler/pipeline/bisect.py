@@ -38,7 +38,7 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.number is None:
-            return f"no pass breaks the module ({self.compared} states compared)"
+            return f"no pass breaks the module (states compared: {self.compared})"
         return f"pass {self.number} ({self.spec}) is the first that breaks it, {self.kind}: " + (
             self.detail
         )

@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_counts(self) -> None:
         _check_int("n", self.n, 1, MAX_CHOICES)
-        _check_int("top_k", self.top_k, -1, None)
+        _check_int("top_k", self.top_k, -1, None, "must be a count, or 0 or -1 for all tokens")
         _check_int("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, None)
@@ -87,7 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_distribution(self) -> None:
         _check_float("temperature", self.temperature, 0.0, math.inf)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, "must be above 0, at most 1 (1 is off)")
         if self.top_p == 0.0:
             _refuse("top_p", self.top_p, "must be above 0 (use temperature=0 for greedy)")
         _check_float("min_p", self.min_p, 0.0, 1.0)
@@ -192,21 +192,21 @@ def _as_tuple(field: str, value: Any, expected: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _check_int(field: str, value: Any, low: int, high: int | None) -> None:
+def _check_int(field: str, value: Any, low: int, high: int | None, expected: str = "") -> None:
+    """`expected` says it better than the bounds do."""
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(field, value, "must be a whole number")
     if value < low or (high is not None and value > high):
-        _refuse(
-            field, value, f"must be at least {low}" + ("" if high is None else f", at most {high}")
-        )
+        span = f"must be at least {low}" + ("" if high is None else f", at most {high}")
+        _refuse(field, value, expected or span)
 
 
-def _check_float(field: str, value: Any, low: float, high: float) -> None:
+def _check_float(field: str, value: Any, low: float, high: float, expected: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
         _refuse(field, value, "must be a finite number")
     if not low <= value <= high:
         span = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-        _refuse(field, value, f"must be {span}")
+        _refuse(field, value, expected or f"must be {span}")
 
 
 def _finite(value: int | float) -> bool:

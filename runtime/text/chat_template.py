@@ -16,6 +16,8 @@ from ropeway.runtime.text.template_sandbox import (
     TemplateRefusalError,
 )
 
+_ROLES = ("system", "user", "assistant", "tool", "developer")
+
 # What a template can raise besides jinja2's own errors when it meets values it wasn't made for.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -53,7 +55,9 @@ class ChatTemplate:
         self._specials = specials
         try:
             self._template = self._environment.from_string(source)
-            self._reads_parts = _loops_over_content(self._environment.parse(source))
+            tree = self._environment.parse(source)
+            self._reads_parts = _loops_over_content(tree)
+            self._texts = {c.value for c in tree.find_all(nodes.Const) if isinstance(c.value, str)}
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
                 "messages", f"the chat template is broken at line {error.lineno}: {error.message}"
@@ -103,6 +107,9 @@ class ChatTemplate:
             raise RequestError(field, "must be an object with role and content")
         if not isinstance(message.get("role"), str):
             raise RequestError(f"{field}.role", "must be a string, such as 'user'")
+        role = message["role"]
+        if role not in _ROLES and role not in self._texts:  # a template may have its own
+            raise RequestError(f"{field}.role", f"{role!r} is unknown: {', '.join(_ROLES)}")
         checked = dict(message)
         content = checked.get("content")
         if isinstance(content, list | tuple):

@@ -134,7 +134,7 @@ class Tokenizer:
         if self.settings.chat_template is None:
             raise RequestError(
                 "messages",
-                "this model has no chat template: give generate() a prompt that you wrote yourself",
+                "this model has no chat template: generate from a prompt that you wrote yourself",
             )
         if self._template is None:
             # jinja2 takes 30 ms to import, which only chats need.

@@ -83,7 +83,12 @@ def test_no_artifact_at_all(tmp_path: Path) -> None:
     refused(tmp_path / "none.rope", "none.rope", "doesn't exist", "ropeway compile")
     (tmp_path / "file.rope").write_text("x")
     refused(tmp_path / "file.rope", "isn't a directory")
-    refused(tmp_path, "manifest.json", "missing")
+    (tmp_path / "a model.gguf").write_bytes(b"GGUF")
+    command = f"ropeway compile '{tmp_path}/a model.gguf' -o 'a model.rope'"
+    refused(tmp_path / "a model.gguf", "is a GGUF file", f"compile it first: {command}")
+    refused(tmp_path, str(tmp_path), "isn't an artifact", "ropeway compile MODEL")
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, "a Hugging Face checkpoint", f"ropeway compile {tmp_path} -o")
 
 
 def test_unknown_format_names_producer_and_command(tmp_path: Path, make: Make) -> None:

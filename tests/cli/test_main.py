@@ -70,6 +70,18 @@ def test_missing_model(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(ropeway("compile", ".", "-o", "m.rope"), "./config.json is missing")
+    refused(ropeway("generate", ".", "hi"), "error: .: this directory isn't an artifact")
+
+
+def test_a_checkpoint_instead_of_an_artifact(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for command in (("generate", tmp_path / "m.gguf", "hi"), ("chat", tmp_path / "m.gguf")):
+        refused(ropeway(*command), f"ropeway compile {tmp_path}/m.gguf -o m.rope")
+
+
 def test_output_that_is_something_else(tmp_path: Path) -> None:
     """Refused at once, before any work."""
     (tmp_path / "m.rope").write_text("years of work")

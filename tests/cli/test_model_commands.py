@@ -163,6 +163,12 @@ def test_compile_replaces_its_own_output_only(tiny_checkpoint: Path, tmp_path: P
     assert sorted(tmp_path.iterdir()) == [out]
 
 
+def test_compile_refuses_an_artifact(tiny_artifact: Path, tmp_path: Path) -> None:
+    done = ropeway("compile", tiny_artifact, "-o", tmp_path / "m.rope")
+    assert done.returncode == 2
+    assert f"{tiny_artifact}: is compiled already" in done.stderr
+
+
 def test_strict_fusion_fails_when_nothing_matches(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """The second fuse-qkv finds nothing left."""
     spec = default_pipeline().spec.replace("fuse-qkv,", "fuse-qkv,fuse-qkv,")

@@ -1,10 +1,12 @@
 """What the importer doesn't know is refused in one line: the op, its source line, what to do."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from support.zoo import save_tiny, tiny_model
 from torch import nn
 from torch.nn import functional
 
@@ -121,6 +123,57 @@ def test_other_dtypes_and_lengths_are_refused() -> None:
         import_model(module, dtype="int4")
     with pytest.raises(InputError, match="max_model_len"):
         import_model(module, max_model_len=1)
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    # The config's 64 tokens, 4 times as many, and yarn's 16 original ones, times 4.
+    [("default", 64), ("llama3", 64), ("linear", 256), ("yarn", 64), ("dynamic", None)],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_lengths_beyond_the_model_are_refused(
+    rope: str, longest: int | None, ours: bool, tmp_path: Path
+) -> None:
+    model: object = save_tiny(tmp_path / "m", "llama", rope) if ours else tiny_model("llama", rope)
+    if longest is None:
+        assert import_model(model, max_model_len=1000).max_model_len == 1000  # type: ignore[arg-type]
+        return
+    assert import_model(model, max_model_len=longest).max_model_len == longest  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"max_model_len: {longest + 1} .* at most {longest},"):
+        import_model(model, max_model_len=longest + 1)  # type: ignore[arg-type]
+
+
+def test_yarn_reaches_beyond_the_configs_length() -> None:
+    model = tiny_model("llama", "yarn", max_position_embeddings=16)
+    assert import_model(model, max_model_len=64).max_model_len == 64
+    with pytest.raises(InputError, match=r"made for 16 .* reaches 64 by its rope scaling"):
+        import_model(model, max_model_len=65)
+
+
+def test_a_mixture_of_experts_is_called_so() -> None:
+    class Config:
+        num_local_experts = 4
+
+    toy = Toy(lambda x, ids: x * torch.topk(x, 1).values)
+    toy.config = Config()  # type: ignore[assignment]
+    with pytest.raises(ImportModelError, match=r"Toy is a mixture of experts .*aten\.topk"):
+        import_model(toy)
+
+
+def test_a_class_is_no_model() -> None:
+    with pytest.raises(InputError, match="Linear is a class: pass an instance"):
+        import_model(nn.Linear)  # type: ignore[arg-type]
+
+
+def test_torch_logs_nothing_beside_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ImportModelError, match=r"\[3, 3\]\. Its forward"):
+            import_model(nn.Linear(3, 3))
+    finally:
+        log.removeHandler(caplog.handler)
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 def test_float64_modules_are_refused() -> None:

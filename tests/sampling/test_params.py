@@ -8,6 +8,12 @@ import pytest
 from ropeway.compiler.errors import RequestError
 from ropeway.runtime.sampling.params import SamplingParams, derive_seed
 
+SAID = [
+    ("top_p", 2, "above 0, at most 1"),
+    ("top_p", 0, "above 0"),
+    ("top_k", -5, "0 or -1 for all tokens"),
+    ("min_p", 2, "from 0 to 1"),
+]
 BAD = [
     ("n", 0),
     ("n", 1025),
@@ -62,6 +68,12 @@ BAD = [
     ("detokenize", "no"),
     ("skip_special_tokens", None),
 ]
+
+
+@pytest.mark.parametrize(("field", "value", "words"), SAID)
+def test_the_refusal_names_what_is_allowed(field: str, value: float, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("field", "value"), BAD)

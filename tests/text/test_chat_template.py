@@ -90,6 +90,17 @@ def test_missing_template_is_a_request_error() -> None:
     assert caught.value.field == "messages"
 
 
+def test_roles_are_the_usual_ones_and_those_that_the_template_names() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'ipython' %}!{% endif %}{{ m.role }}{% endfor %}"
+    )
+    for role in ("system", "user", "assistant", "tool", "developer", "ipython"):
+        assert template(source).render([{"role": role, "content": "x"}]).text.endswith(role)
+    with pytest.raises(RequestError, match=r"'usr' is unknown: .*user") as caught:
+        template(source).render([TALK[0], {"role": "usr", "content": "x"}])
+    assert caught.value.field == "messages[1].role"
+
+
 def test_bos_is_given_and_stands_once() -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer = tiny_tokenizers.sentencepiece(template=source)

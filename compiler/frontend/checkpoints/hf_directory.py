@@ -22,6 +22,11 @@ class HfDirectory:
     tensors: SafetensorsSource
 
 
+def label(path: Path) -> str:
+    """A directory in messages: its name alone, which "." hasn't."""
+    return path.name or str(path)
+
+
 def open_directory(path: Path) -> HfDirectory:
     """Opens a directory. Raises CheckpointError for anything missing, damaged or quantized."""
     config = read_json(path / "config.json")
@@ -29,20 +34,20 @@ def open_directory(path: Path) -> HfDirectory:
     if quantization:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise CheckpointError(
-            f"{path.name}/config.json: the checkpoint is quantized ({kind}), which isn't "
+            f"{label(path)}/config.json: the checkpoint is quantized ({kind}), which isn't "
             "supported; give the original in float32, bfloat16 or float16"
         )
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError(
-            f"{path.name}/config.json: 'model_type' is {kind!r}; expected the architecture's name"
+            f"{label(path)}/config.json: 'model_type' is {kind!r}; expected the architecture's name"
         )
     return HfDirectory(path, config, SafetensorsSource(_shards(path)))
 
 
 def read_bytes(file: Path) -> bytes:
     """The content of a small file. Raises CheckpointError naming the file."""
-    shown = f"{file.parent.name}/{file.name}"
+    shown = f"{label(file.parent)}/{file.name}"
     try:
         if file.stat().st_size > _MAX_SMALL:
             raise CheckpointError(f"{shown}: larger than 256 MiB; that isn't a {file.name}")
@@ -55,7 +60,7 @@ def read_bytes(file: Path) -> bytes:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError naming the file."""
-    shown = f"{file.parent.name}/{file.name}"
+    shown = f"{label(file.parent)}/{file.name}"
     data = read_bytes(file)
     try:
         content = json.loads(data)
@@ -76,33 +81,33 @@ def _shards(path: Path) -> list[Path]:
         return found
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise CheckpointError(
-            f"{path.name}: weights are pickles, which aren't loaded because a pickle can run "
+            f"{label(path)}: weights are pickles, which aren't loaded because a pickle can run "
             "code; save the model with safe_serialization=True"
         )
-    raise CheckpointError(f"{path.name}: no {_SINGLE} and no {_INDEX}")
+    raise CheckpointError(f"{label(path)}: no {_SINGLE} and no {_INDEX}")
 
 
 def _indexed(path: Path) -> list[Path]:
     index = read_json(path / _INDEX)
     weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights:
-        raise CheckpointError(f"{path.name}/{_INDEX}: 'weight_map' names no tensor")
+        raise CheckpointError(f"{label(path)}/{_INDEX}: 'weight_map' names no tensor")
     files: dict[str, Path] = {}
     for tensor, name in weights.items():
         if not isinstance(name, str) or name != Path(name).name or name in ("", ".", ".."):
             raise CheckpointError(
-                f"{path.name}/{_INDEX}: the file of {tensor!r} is {name!r}; shards lie beside "
+                f"{label(path)}/{_INDEX}: the file of {tensor!r} is {name!r}; shards lie beside "
                 "the index"
             )
         files.setdefault(name, path / name)
     for name, file in files.items():
         if not file.is_file():
-            raise CheckpointError(f"{path.name}: shard {name}, which {_INDEX} names, is missing")
+            raise CheckpointError(f"{label(path)}: shard {name}, which {_INDEX} names, is missing")
     source = SafetensorsSource(files.values())
     present = set(source.names())
     for tensor, name in weights.items():
         if tensor not in present or source.file_of(tensor) != name:
             raise CheckpointError(
-                f"{path.name}/{_INDEX}: tensor {tensor!r} isn't in {name}, where the index has it"
+                f"{label(path)}/{_INDEX}: tensor {tensor!r} isn't in {name}, where the index has it"
             )
     return list(files.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ropeway.compiler.errors import CheckpointError, MissingExtraError
-from ropeway.compiler.frontend.checkpoints.hf_directory import read_bytes, read_json
+from ropeway.compiler.frontend.checkpoints.hf_directory import label, read_bytes, read_json
 from ropeway.runtime.text.assets import TokenizerAssets, TokenizerSettings
 
 _SOURCES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -43,7 +43,7 @@ def _converted(path: Path) -> bytes:
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path.name}: there is no tokenizer.json and transformers can't convert the "
+            f"{label(path)}: there is no tokenizer.json and transformers can't convert the "
             f"tokenizer ({first}); add a tokenizer.json"
         ) from error
 
@@ -90,7 +90,7 @@ def _vocabulary(path: Path, data: bytes) -> dict[str, int]:
     try:
         return dict(Tokenizer.from_buffer(data).get_vocab(with_added_tokens=True))
     except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path.name}/tokenizer.json: can't be loaded ({error})") from error
+        raise CheckpointError(f"{label(path)}/tokenizer.json: can't be loaded ({error})") from error
 
 
 def _text(value: Any) -> str | None:
@@ -117,7 +117,7 @@ def _template(path: Path, own: Mapping[str, Any]) -> str | None:
             return read_bytes(file).decode("utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(
-                f"{path.name}/{file.name}: isn't UTF-8 text; the file is damaged"
+                f"{label(path)}/{file.name}: isn't UTF-8 text; the file is damaged"
             ) from error
     if (path / "chat_template.json").exists():
         stored = read_json(path / "chat_template.json").get("chat_template")
@@ -127,5 +127,5 @@ def _template(path: Path, own: Mapping[str, Any]) -> str | None:
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get("default")
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"{path.name}: the chat template is {json.dumps(value)[:40]}")
+        raise CheckpointError(f"{label(path)}: the chat template is {json.dumps(value)[:40]}")
     return value

@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ropeway.compiler.errors import CheckpointError
+from ropeway.compiler.frontend.checkpoints.hf_directory import label
 
 # Above these, building the module would take hours and all memory before a tensor is missed.
 _LIMITS = {"num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096}
@@ -44,12 +45,12 @@ def build_transformers_model(path: Path, config: Mapping[str, Any]) -> nn.Module
         from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 -- an extra
     except ImportError as error:
         raise CheckpointError(
-            f"{path.name}/config.json: model_type {kind!r} needs transformers, which isn't "
+            f"{label(path)}/config.json: model_type {kind!r} needs transformers, which isn't "
             "installed: pip install 'ropeway[import]'"
         ) from error
     if config.get("auto_map") and not _known(kind):
         raise CheckpointError(
-            f"{path.name}/config.json: model_type {kind!r} needs code from the checkpoint, which "
+            f"{label(path)}/config.json: model_type {kind!r} needs code from the checkpoint, which "
             "is never run; build the module yourself and pass it"
         )
     try:
@@ -62,7 +63,7 @@ def build_transformers_model(path: Path, config: Mapping[str, Any]) -> nn.Module
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         raise CheckpointError(
-            f"{path.name}/config.json: transformers can't build a causal LM of model_type "
+            f"{label(path)}/config.json: transformers can't build a causal LM of model_type "
             f"{kind!r} ({type(error).__name__}: {first[:160]})"
         ) from error
     assert isinstance(model, nn.Module)
@@ -74,7 +75,7 @@ def _check_sizes(path: Path, settings: Any) -> None:
         value = getattr(settings, key, None)
         if isinstance(value, int) and value > limit:
             raise CheckpointError(
-                f"{path.name}/config.json: '{key}' is {value}; more than {limit} isn't credible"
+                f"{label(path)}/config.json: '{key}' is {value}; more than {limit} isn't credible"
             )
 
 

@@ -7,8 +7,10 @@ real module is left as it was; its buffers are kept for evaluating what doesn't 
 
 import copy
 import inspect
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -72,7 +74,7 @@ def trace(module: nn.Module, dtype: torch.dtype, max_length: int) -> TracedModel
     with mode:
         ids = torch.empty((1, _EXAMPLE_LENGTH), dtype=torch.int64)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 wrapper, (ids,), dynamic_shapes=({1: length},), strict=False
@@ -80,6 +82,21 @@ def trace(module: nn.Module, dtype: torch.dtype, max_length: int) -> TracedModel
     except Exception as error:
         raise ImportModelError(_explain(module, error)) from error
     return _collect(program, module, opaque)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from logging a traceback of its own about an error that we explain."""
+
+    def refuse(record: logging.LogRecord) -> bool:
+        return False
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(refuse)  # one of our own: another thread may be tracing too
+    try:
+        yield
+    finally:
+        log.removeFilter(refuse)
 
 
 def _shadow(module: nn.Module, dtype: torch.dtype, mode: FakeTensorMode) -> nn.Module:
@@ -160,7 +177,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _explain(module: nn.Module, error: Exception) -> str:
+    reason = _first_line(error).rstrip(".")
     return (
-        f"{type(module).__name__} can't be traced with torch.export: {_first_line(error)}. "
+        f"{type(module).__name__} can't be traced with torch.export: {reason}. "
         "Its forward must take token ids [1, T] for any T and must not branch on tensor values"
     )
