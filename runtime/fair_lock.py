@@ -9,13 +9,13 @@ import threading
 from types import TracebackType
 
 from ropeway.compiler.errors import RunError
-from ropeway.runtime.interrupts import DeferredInterrupts
+from ropeway.runtime.interrupts import DeferredSignals
 
 
 class FairLock:
     """Reentrant, for `with`. A thread that releases it can't retake it before one that waits.
 
-    While the main thread holds it, a KeyboardInterrupt waits for the release: what the lock guards
+    While the main thread holds it, signal handlers wait for the release: what the lock guards
     is never left half done. A forked child, which may have inherited it locked by a thread that it
     lacks, is refused.
     """
@@ -26,7 +26,7 @@ class FairLock:
         self._owner: int | None = None
         self._depth = 0
         self._process = os.getpid()
-        self._interrupts = DeferredInterrupts()
+        self._signals = DeferredSignals()
 
     @property
     def forked(self) -> bool:
@@ -38,12 +38,12 @@ class FairLock:
             raise RunError("this LLM was made before a fork: make a new one in the child")
         me = threading.get_ident()
         if self._owner != me:
-            interrupts = DeferredInterrupts()
-            interrupts.enter()
+            signals = DeferredSignals()
+            signals.enter()
             with self._entry:
                 self._inner.acquire()
             self._owner = me
-            self._interrupts = interrupts
+            self._signals = signals
         self._depth += 1
         return self
 
@@ -55,7 +55,7 @@ class FairLock:
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
-            interrupts = self._interrupts
+            signals = self._signals
             self._owner = None
             self._inner.release()
-            interrupts.leave()
+            signals.leave()

@@ -1,7 +1,8 @@
-"""Ctrl-C that waits for a moment when nothing is half done.
+"""Signals that wait for a moment when nothing is half done.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread: in the middle of a
-step it would leave blocks held, requests unowned or a lock taken for ever.
+Python runs a signal's handler between any two instructions of the main thread. One that raises
+(Ctrl-C, a time limit by SIGALRM, a SIGTERM that exits) would in the middle of a step leave blocks
+held, requests unowned or a lock taken for ever.
 """
 
 import signal
@@ -9,37 +10,48 @@ import threading
 from types import FrameType
 from typing import Any
 
+_CATCHABLE = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
-class DeferredInterrupts:
-    """Between `enter` and `leave` an interrupt is only noted; `leave` lets it happen.
 
-    Does something only in the main thread, the one that Python interrupts. Not reentrant.
+class DeferredSignals:
+    """Between `enter` and `leave` signals with a handler in Python are only noted.
+
+    Does something only in the main thread, the one in which handlers run. Not reentrant.
     """
 
     def __init__(self) -> None:
-        self._previous: Any = None
-        self._noted: tuple[int, FrameType | None] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._noted: list[tuple[int, FrameType | None]] = []
 
     def enter(self) -> None:
-        """Hold interrupts back from now on."""
+        """Hold handlers back from now on."""
         if threading.current_thread() is not threading.main_thread():
             return
-        previous = signal.getsignal(signal.SIGINT)
-        if callable(previous):  # else the signal is ignored, kills, or isn't Python's
-            self._previous = previous
-            signal.signal(signal.SIGINT, self._note)
+        for number in _CATCHABLE:
+            handler = signal.getsignal(number)
+            if callable(handler):  # else it is ignored, ends the process, or isn't Python's
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
 
     def leave(self) -> None:
-        """Put the handler back, and run it if an interrupt came. It may raise."""
-        if self._previous is None:
-            return
-        if threading.current_thread() is not threading.main_thread():
-            return
-        previous, noted = self._previous, self._noted
-        self._previous, self._noted = None, None
-        signal.signal(signal.SIGINT, previous)
-        if noted is not None:
-            previous(*noted)
+        """Put the handlers back, and run those whose signal came; the first error is raised."""
+        handlers, noted = self._handlers, self._noted
+        self._handlers, self._noted = {}, []
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        failure: BaseException | None = None
+        for number, frame in noted:
+            try:
+                handlers[number](number, frame)
+            except BaseException as error:
+                failure = failure or error
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # The error's traceback holds this frame: a cycle would keep what the caller had
+                # in hand, its requests, alive until the collector runs.
+                del failure, noted
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = (number, frame)
+        self._noted.append((number, frame))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 
@@ -79,10 +79,11 @@ class LLM:
     def _start(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = FairLock()
-        # Weak: who waits for a request owns it. One that nobody owns any more, its caller having
-        # been interrupted, is aborted when it next has news.
+        # Weak: who waits for a request owns it. One that nobody owns any more (its caller was
+        # interrupted, its stream dropped) leaves word and is aborted at the next look; the
+        # collector itself may run in the middle of a step and mustn't touch the engine.
         self._assemblies: WeakValueDictionary[str, Assembly] = WeakValueDictionary()
-        self._forgotten: deque[Assembly] = deque()  # of streams that were dropped unclosed
+        self._forgotten: deque[str] = deque()  # requests whose assembly is gone
         self._count = 0
         self._closed = False
 
@@ -205,7 +206,7 @@ class LLM:
             )
         params = _or_default(sampling_params)
         [assembly] = self._queue([prompt], [params], [priority], cache_salt, streaming=True)
-        return CompletionStream(assembly, self._advance, self._drop, self._forgotten.append)
+        return CompletionStream(assembly, self._advance, self._drop)
 
     def abort(self, request_id: str | None = None) -> bool:
         """End one request, or all of them (None), from any thread or between two deltas.
@@ -282,7 +283,9 @@ class LLM:
             self._count += len(requests)  # first: an interrupted call mustn't lend its ids again
             try:
                 for assembly in assemblies:
-                    self._assemblies[assembly.request.request_id] = assembly
+                    request_id = assembly.request.request_id
+                    self._assemblies[request_id] = assembly
+                    finalize(assembly, self._forgotten.append, request_id).atexit = False
                     core.add(assembly.request)
             except BaseException:
                 self._drop(assemblies)
@@ -307,9 +310,7 @@ class LLM:
             began = time.perf_counter()
             for update in updates:
                 assembly = self._assemblies.get(update.request_id)
-                if assembly is None:
-                    core.abort(update.request_id)
-                elif assembly.push(update):
+                if assembly is not None and assembly.push(update):
                     core.finish_choice(update.request_id, update.choice)
             core.count_host(time.perf_counter() - began)
 
@@ -323,7 +324,9 @@ class LLM:
 
     def _drop_forgotten(self) -> None:
         while self._forgotten:
-            self._drop([self._forgotten.popleft()])
+            request_id = self._forgotten.popleft()
+            if not self._closed:
+                self._engine.core.abort(request_id)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,8 +10,8 @@ from ropeway.runtime.outputs import CompletionDelta
 class CompletionStream(Iterator[CompletionDelta]):
     """Yields a request's deltas; `close`, leaving a `with` block or dropping it aborts.
 
-    A generator won't do: one that was never started runs no `finally`. Nor may a dropped stream
-    touch the engine itself, since the collector may run in the middle of a step: it leaves word.
+    A generator won't do: one that was never started runs no `finally`. A dropped stream drops its
+    assembly, by which the LLM knows that nobody waits any more.
     """
 
     def __init__(
@@ -19,13 +19,11 @@ class CompletionStream(Iterator[CompletionDelta]):
         assembly: Assembly,
         advance: Callable[[], None],
         drop: Callable[[list[Assembly]], None],
-        forget: Callable[[Assembly], None],
     ) -> None:
-        """`advance` runs one step; `drop` ends a request now, `forget` with the next step."""
+        """`advance` runs one step; `drop` ends a request now."""
         self._assembly = assembly
         self._advance = advance
         self._drop = drop
-        self._forget = forget
         self._closed = False
 
     @property
@@ -66,7 +64,3 @@ class CompletionStream(Iterator[CompletionDelta]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self._forget(self._assembly)

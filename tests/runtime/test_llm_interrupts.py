@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -92,14 +93,29 @@ def test_numbers_beyond_any_float_are_refused(value: int) -> None:
         SamplingParams(temperature=value)
 
 
-def test_interrupts_at_any_moment_leave_the_engine_whole() -> None:
+class _LateError(Exception):
+    """A time limit of the caller's."""
+
+
+def _time_limit(number: int, frame: object) -> None:
+    raise _LateError
+
+
+def _control_c(number: int, frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("handler", [_control_c, _time_limit])
+def test_interrupts_at_any_moment_leave_the_engine_whole(
+    handler: Callable[[int, object], None],
+) -> None:
     """A timer interrupts the main thread over and over while requests are queued and run."""
     moments = np.random.default_rng(3).uniform(2e-4, 8e-3, 60)
     wanted = [toy_greedy(ids, 6, VOCAB) for ids in PROMPTS]
     with toy_llm(blocks=24) as llm:
         free = llm.stats().blocks_free
         interrupted = 0
-        previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        previous = signal.signal(signal.SIGALRM, handler)
         try:
             for moment in moments:
                 signal.setitimer(signal.ITIMER_REAL, moment)
@@ -107,7 +123,7 @@ def test_interrupts_at_any_moment_leave_the_engine_whole() -> None:
                     for _ in range(20):
                         outputs = llm.generate(PROMPTS, GREEDY)
                         assert [o.outputs[0].token_ids for o in outputs] == wanted
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, _LateError):
                     interrupted += 1
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
