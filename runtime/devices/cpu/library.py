@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import importlib.machinery
+import os
 from pathlib import Path
 
 from ropeway.compiler.errors import TargetError
@@ -60,7 +61,7 @@ def chosen_isa(name: str | None = None) -> str:
     found = load_library().rw_select_kernels(name.encode() if name else None)
     if found is None:
         raise TargetError(
-            f"target cpu: instruction set {name or 'of ROPEWAY_ISA'!r} isn't available here: use "
+            f"target cpu: instruction set {name or os.environ.get('ROPEWAY_ISA', '')!r} isn't available here: use "
             f"one of {', '.join(available_isas())}"
         )
     isa: str = found.decode()
