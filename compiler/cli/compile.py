@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from ropeway.compiler.artifact.writer import check_replaceable
+from ropeway.compiler.cli.invocation import suggest
 from ropeway.compiler.cli.progress import progress_bar
 from ropeway.compiler.driver.compile import compile_model as run_compiler
 from ropeway.compiler.driver.explain import size
-from ropeway.compiler.driver.options import check_options
+from ropeway.compiler.driver.options import MAX_NUM_BATCHED_TOKENS, check_options
+from ropeway.compiler.driver.program import Program
 
 
 def compile_model(
@@ -27,7 +29,7 @@ def compile_model(
     ] = None,
     max_num_batched_tokens: Annotated[
         int, typer.Option(help="Most tokens in one step, over all requests.")
-    ] = 2048,
+    ] = MAX_NUM_BATCHED_TOKENS,
     pipeline: Annotated[
         str | None, typer.Option(help="Passes to run instead of the default ones, as a spec.")
     ] = None,
@@ -50,6 +52,17 @@ def compile_model(
     files = program.metadata.files
     total = sum(entry.size for entry in files.values())
     elapsed = time.monotonic() - started
-    print(
-        f"{output}: {size(total)} in {elapsed:.1f} s; next: ropeway chat {output}", file=sys.stderr
-    )
+    print(f"{output}: {size(total)} in {elapsed:.1f} s; {_next(program, output)}", file=sys.stderr)
+
+
+def _next(program: Program, output: Path) -> str:
+    """What to do with a program that can do no more than its checkpoint brought."""
+    settings = program.tokenizer
+    if settings is None:
+        return (
+            "no tokenizer came with the model, so it takes and gives token ids (ropeway.LLM); "
+            f"next: {suggest('inspect', output)}"
+        )
+    if settings.chat_template is None:
+        return f"no chat template; next: {suggest('generate', output, 'Once upon a time')}"
+    return f"next: {suggest('chat', output)}"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ropeway.compiler.cli.answer import print_answer
+from ropeway.compiler.cli.answer import print_answer, text_tokenizer
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
@@ -31,9 +31,13 @@ def generate(
 ) -> None:
     """Continue a prompt; the text goes to stdout as it comes, the speed to stderr.
 
+    Takes the likeliest token unless told otherwise; in Python, SamplingParams() samples at
+    temperature 1 and stops after 16 tokens.
+
     Example: ropeway generate smollm2.rope "The capital of France is" --max-tokens 32
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    # `echo text |` ends its line for the pipe's sake; the model would see a token of it.
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
         raise InputError("the prompt is empty: give a text, or - and a text on standard input")
     params = SamplingParams(
@@ -45,9 +49,10 @@ def generate(
         stop=stop or None,
     )
     with LLM(artifact, num_threads=threads, max_num_seqs=1) as llm:
+        tokenizer = text_tokenizer(llm)
         if chat:
-            ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+            ids = tokenizer.encode_chat([{"role": "user", "content": text}])
         else:
-            ids = llm.tokenizer.encode(text)
+            ids = tokenizer.encode(text)
         answer = print_answer(llm, ids, params)
     print(answer.speed(), file=sys.stderr)

@@ -8,6 +8,7 @@ import typer
 
 from ropeway.compiler.artifact.manifest import encode
 from ropeway.compiler.artifact.reader import open_artifact
+from ropeway.compiler.driver.explain import size
 from ropeway.compiler.driver.program import Program
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.checksum import fastest_word_sum
@@ -18,6 +19,7 @@ def inspect(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The manifest as JSON instead.")] = False,
     ir: Annotated[bool, typer.Option("--ir", help="The program as IR text instead.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Memory of every bucket.")] = False,
     verify: Annotated[str, typer.Option(help="fast, or full: weights by sha256 too.")] = "fast",
 ) -> None:
     """Show what was fused where, what was not and why, memory, and how many sequences fit.
@@ -28,13 +30,21 @@ def inspect(
     """
     if verify not in ("fast", "full"):
         raise InputError(f"--verify: {verify!r} isn't fast or full")
+    if as_json and ir:
+        raise InputError("--json and --ir: give one of the two")
     opened = open_artifact(artifact, "full" if verify == "full" else "fast", fastest_word_sum())
     if as_json:
         text = encode(opened.manifest).decode()
     elif ir:
         text = opened.read(opened.function.ir).decode()
     else:
-        text = Program.of(opened).explain(_cache_budget())
+        budget = _cache_budget()
+        text = Program.of(opened).explain(budget, every_bucket=memory)
+        if budget is not None:
+            text += (
+                f"\n  ({size(budget)}: an eighth of the memory that is available here, which LLM "
+                f"takes at most unless it is given kv_cache_memory)"
+            )
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 

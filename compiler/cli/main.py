@@ -6,6 +6,7 @@ says what, where and the next step. With ROPEWAY_DEBUG set, the traceback comes 
 """
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -37,15 +38,14 @@ COMMANDS = {
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
 }
 
-EXAMPLES = """Examples:
-
+# A paragraph that begins with \b is printed as it is; others are wrapped, even within an option.
+EXAMPLES = """\b
+Examples:
   ropeway compile SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2.rope
-
   ropeway inspect smollm2.rope
-
   ropeway generate smollm2.rope "The capital of France is" --max-tokens 32
-
   ropeway chat smollm2.rope"""
+_VERSION_HELP = "Print the version and exit."
 
 # Typer exports this one usage error and not its base, which all usage errors share.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -99,15 +99,22 @@ def _invoke(app: typer.Typer, arguments: list[str], label: str) -> int:
 
 
 def _new_app() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def _build(name: str) -> typer.Typer:
     """An app with this one command, imported now."""
     entry = COMMANDS[name]
     module = importlib.import_module(f"ropeway.compiler.cli.{entry.module}")
+    function = getattr(module, entry.function)
+    text = inspect.cleandoc(function.__doc__ or "").replace("Example: ", "\b\nExample:\n  ")
     app = _new_app()
-    app.command(name)(getattr(module, entry.function))
+    app.command(name, help=text)(function)
     return app
 
 
@@ -120,7 +127,8 @@ def _overview() -> typer.Typer:
     @app.callback(help=about)
     def options(
         version: Annotated[
-            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+            bool,
+            typer.Option("--version", callback=_show_version, is_eager=True, help=_VERSION_HELP),
         ] = False,
     ) -> None:
         pass

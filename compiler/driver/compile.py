@@ -6,12 +6,19 @@ Weights stay expressions over the checkpoint until the program is saved.
 """
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from ropeway.compiler.config import Bucket
-from ropeway.compiler.driver.options import CompileOptions, Progress, check_options, silent
+from ropeway.compiler.driver.options import (
+    MAX_NUM_BATCHED_TOKENS,
+    CompileOptions,
+    Progress,
+    check_options,
+    silent,
+)
 from ropeway.compiler.driver.program import Program
 from ropeway.compiler.errors import InputError
 from ropeway.compiler.extras import require
@@ -34,7 +41,7 @@ def compile(  # the name users know
     dtype: object = "bfloat16",
     max_model_len: int | None = None,
     buckets: Sequence[Bucket] | None = None,
-    max_num_batched_tokens: int = 2048,
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
     pipeline: "Pipeline | str | None" = None,
 ) -> Program:
     """Compile a causal language model into a program for `target`.
@@ -85,7 +92,7 @@ def compile_model(
         architecture=imported.architecture,
         vocab_size=imported.vocab_size,
         max_model_len=imported.max_model_len,
-        command=_command(model, options, imported.name),
+        command=_command(model, options, pipeline, imported.architecture),
         tokenizer_files=imported.tokenizer.files() if imported.tokenizer else {},
     )
     contents = build_contents(module, payload, report, options, origin)
@@ -106,14 +113,22 @@ def _choose(pipeline: "Pipeline | str | None") -> "Pipeline":
     return pipeline
 
 
-def _command(model: Model, options: CompileOptions, name: str) -> str:
-    """The command line that makes the artifact again; a module has no name there."""
-    given = "MODEL"
-    if isinstance(model, str | os.PathLike):
-        # The file's name alone: an artifact shouldn't tell where its maker keeps things.
-        given = Path(model).name if Path(model).exists() else os.fspath(model)
-    words = [f"ropeway compile {given} -o {name}.rope"]
-    words.append(f"--target {options.target} --dtype {options.dtype}")
+def _command(
+    model: Model, options: CompileOptions, pipeline: "Pipeline | str | None", architecture: str
+) -> str:
+    """How to make the artifact again, under a name of one's own: on the command line, where that
+    can name the model, else in Python."""
+    given: dict[str, object] = {"target": options.target, "dtype": options.dtype}
     if options.max_model_len is not None:
-        words.append(f"--max-model-len {options.max_model_len}")
-    return " ".join(words)
+        given["max_model_len"] = options.max_model_len
+    if options.max_num_batched_tokens != MAX_NUM_BATCHED_TOKENS:
+        given["max_num_batched_tokens"] = options.max_num_batched_tokens
+    if pipeline is not None:
+        given["pipeline"] = pipeline if isinstance(pipeline, str) else pipeline.spec
+    if not isinstance(model, str | os.PathLike):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"ropeway.compile({architecture}(...), {arguments}).save('NAME.rope')"
+    # The file's name alone: an artifact shouldn't tell where its maker keeps things.
+    name = Path(model).resolve().name if Path(model).exists() else os.fspath(model)
+    flags = [w for k, v in given.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    return shlex.join(["ropeway", "compile", name, "-o", "NAME.rope", *flags])

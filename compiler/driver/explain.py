@@ -12,16 +12,24 @@ _MISSES = 3
 _CLOSE = 2  # constraints that held; with fewer an op only has the right name
 
 
-def explain(manifest: Manifest, files: Mapping[str, bytes], available: int | None = None) -> str:
+def explain(
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+    available: int | None = None,
+    *,
+    every_bucket: bool = False,
+) -> str:
     """The whole text; `files` are the artifact's small files.
 
     With `available` (bytes of memory that could hold KV blocks) it says how many sequences fit.
+    Memory is that of the smallest and largest bucket, or of `every_bucket`.
     """
     lines = [*_identity(manifest)]
     if PASSES_FILE in files:
         lines += ["", *_fusions(Report.from_json(files[PASSES_FILE]))]
     if MEMORY_FILE in files:
-        lines += ["", *_memory(manifest, MemoryReport.from_json(files[MEMORY_FILE]))]
+        memory = MemoryReport.from_json(files[MEMORY_FILE])
+        lines += ["", *_memory(manifest, memory, every_bucket)]
     lines += ["", *_caches(manifest, available)]
     return "\n".join(lines)
 
@@ -35,7 +43,7 @@ def _identity(manifest: Manifest) -> Iterator[str]:
     )
     function = manifest.functions[0]
     yield f"  program {function.fingerprint[:16]}, format {manifest.format}"
-    yield f"  made by ropeway {manifest.producer}: {manifest.command}"
+    yield f"  made by ropeway {manifest.producer}; again with: {manifest.command}"
     numerics = manifest.numerics
     invariant = "bit-equal in any batch" if numerics.batch_invariant else "may vary with the batch"
     yield (
@@ -51,12 +59,11 @@ def _fusions(report: Report) -> Iterator[str]:
         if entry.matches:
             yield f"  {entry.name:<16} {entry.matches:>4}  {_sites(entry)}"
     missed = [line for entry in fusions for line in _missed(entry)]
-    if missed:
-        yield "Not fused:"
-        yield from missed
-    others = [f"{e.name} {e.matches}" for e in report.passes if e.phase != "fuse" and e.matches]
-    if others:
-        yield "Other passes: " + ", ".join(others)
+    yield "Not fused:" if missed else "Not fused: nothing"
+    yield from missed
+    names = dict.fromkeys(e.name for e in report.passes if e.phase != "fuse" and e.matches)
+    if names:
+        yield "Other passes: " + ", ".join(f"{name} {report.matches(name)}" for name in names)
 
 
 def _missed(entry: PassReport) -> Iterator[str]:
@@ -78,17 +85,21 @@ def _sites(entry: PassReport) -> str:
     return ", ".join(named) + (f" and {rest} more" if rest else "")
 
 
-def _memory(manifest: Manifest, memory: MemoryReport) -> Iterator[str]:
+def _memory(manifest: Manifest, memory: MemoryReport, every: bool) -> Iterator[str]:
     yield f"Memory: weights {size(memory.weight_bytes)}"
     if not any(entry.arena_bytes for entry in memory.buckets):
         names = ", ".join(bucket.name for bucket in manifest.buckets)
         yield f"  target {manifest.target} allocates as it runs; buckets {names}"
         return
-    for entry in memory.buckets:
+    by_size = sorted(memory.buckets, key=lambda e: (e.arena_bytes, e.without_reuse_bytes))
+    fold = not every and len(by_size) > 2
+    for entry in (by_size[0], by_size[-1]) if fold else memory.buckets:
         yield (
             f"  {entry.bucket.name:<20} arena {size(entry.arena_bytes):>10} for "
             f"{entry.buffers} buffers ({size(entry.without_reuse_bytes)} without reuse)"
         )
+    if fold:
+        yield f"  and {len(by_size) - 2} buckets between these (inspect --memory shows all)"
 
 
 def _caches(manifest: Manifest, available: int | None) -> Iterator[str]:

@@ -9,6 +9,9 @@ from ropeway.compiler.errors import InputError
 MAX_NUM_SEQS = 256
 """Requests in a step when no buckets are given."""
 
+MAX_NUM_BATCHED_TOKENS = 2048
+"""Tokens in a step when nothing else is asked for."""
+
 _DTYPES = {
     "bfloat16": "bf16",
     "bf16": "bf16",

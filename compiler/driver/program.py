@@ -17,6 +17,7 @@ from ropeway.compiler.artifact.writer import ArtifactContents, Progress, write_a
 from ropeway.compiler.driver.explain import explain
 from ropeway.compiler.pipeline.report import Report
 from ropeway.runtime.checksum import fastest_word_sum
+from ropeway.runtime.text.assets import SETTINGS_FILE, TokenizerSettings, read_settings
 
 if TYPE_CHECKING:
     from ropeway.compiler.ir.graph import Module
@@ -46,6 +47,12 @@ class Program:
         return self._contents.manifest
 
     @property
+    def tokenizer(self) -> TokenizerSettings | None:
+        """The settings of its tokenizer, chat template included; None where it has none."""
+        data = self._contents.files.get(f"tokenizer/{SETTINGS_FILE}")
+        return None if data is None else read_settings(data)
+
+    @property
     def report(self) -> Report:
         """What the passes did."""
         return Report.from_json(self._contents.files[PASSES_FILE])
@@ -70,12 +77,14 @@ class Program:
         self._contents = replace(self._contents, manifest=manifest)
         return Path(path)
 
-    def explain(self, available: int | None = None) -> str:
+    def explain(self, available: int | None = None, *, every_bucket: bool = False) -> str:
         """What was fused where, what wasn't and why, memory, and KV bytes per token, as text.
 
-        With `available` (bytes of memory for KV blocks) also how many sequences fit.
+        With `available` (bytes of memory for KV blocks) also how many sequences fit; memory of the
+        smallest and largest bucket, or of `every_bucket`.
         """
-        return explain(self._contents.manifest, self._contents.files, available)
+        contents = self._contents
+        return explain(contents.manifest, contents.files, available, every_bucket=every_bucket)
 
     def __repr__(self) -> str:
         manifest = self._contents.manifest

@@ -20,6 +20,9 @@ GREEDY_BELOW = 1e-5  # temperatures that can't be told from 0, as in vLLM
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to pick and when to stop; names and defaults as vLLM users know them.
 
+    The defaults sample at temperature 1 and stop after 16 tokens; `ropeway generate` is greedy and
+    gives 128.
+
     `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off. `max_tokens` None
     generates up to the model's length. `seed` None draws from the engine's own seed (so does -1).
     `logprobs` is how many alternatives to report beside the chosen token (0: only that one, -1:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.command import ropeway
 
+from ropeway.compiler.cli.invocation import suggest
+from ropeway.compiler.cli.progress import _logger
 from ropeway.compiler.version import VERSION
 
 COMMANDS = ("compile", "inspect", "generate", "chat", "opt", "bench")
@@ -26,7 +28,7 @@ def test_version() -> None:
 
 
 def test_help_lists_every_command() -> None:
-    for arguments in (["--help"], []):
+    for arguments in (["--help"], ["-h"], []):
         done = ropeway(*arguments)
         assert done.returncode == 0
         listed = [line.split()[0] for line in done.stdout.split("Commands:")[1].strip().split("\n")]
@@ -35,10 +37,10 @@ def test_help_lists_every_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = ropeway(command, "--help")
+    done = ropeway(command, "-h")
     assert done.returncode == 0, done.stderr
-    assert f"ropeway {command}" in done.stdout
-    assert "Example" in done.stdout
+    assert f"Example:\n    ropeway {command} " in done.stdout
+    assert done.stdout == ropeway(command, "--help").stdout
 
 
 def test_help_imports_no_heavy_library() -> None:
@@ -88,6 +90,35 @@ def test_output_that_is_something_else(tmp_path: Path) -> None:
     done = ropeway("compile", "whatever.gguf", "-o", tmp_path / "m.rope")
     refused(done, "m.rope", "isn't an artifact")
     assert (tmp_path / "m.rope").read_text() == "years of work"
+
+
+def test_suggestions_name_the_program_as_it_can_be_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "bin/ropeway"
+    called.parent.mkdir()
+    called.write_text("#!/bin/sh\n")
+    called.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(called)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert suggest("chat", "my model.rope") == f"{called} chat 'my model.rope'"
+    monkeypatch.setenv("PATH", str(called.parent))
+    assert suggest("chat", "m.rope") == "ropeway chat m.rope"
+    monkeypatch.setattr("sys.argv", ["-c"])
+    assert suggest("chat", "m.rope") == "ropeway chat m.rope"
+
+
+def test_a_log_gets_a_line_a_stage_of_a_long_run(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    update = _logger(lambda: now)
+    for now, stage in ((1, "reading"), (9, "passes"), (12, "lowering"), (15, "lowering")):  # noqa: B007
+        update(stage, 0, 1)
+    now = 20
+    update("writing", 0, 2)
+    update("writing", 1, 2)
+    captured = capsys.readouterr()
+    assert captured.err == "lowering, after 12 s\nwriting, after 20 s\n"
+    assert captured.out == ""
 
 
 def test_bad_values(tmp_path: Path) -> None:

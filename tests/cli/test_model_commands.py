@@ -1,6 +1,7 @@
 """compile, inspect, generate and chat on a tiny model, as processes, against transformers."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from support.command import PROGRAM, ropeway
+from support.tiny_checkpoint import make_checkpoint
 
 from ropeway.passes import default_pipeline
 
@@ -43,8 +45,19 @@ def test_generate_continues_like_transformers(
     assert done.stdout == expected
     assert f"{len(PROMPT)} prompt tokens" in done.stderr
     assert f"{TOKENS} tokens at " in done.stderr
-    piped = ropeway("generate", tiny_artifact, "-", "--max-tokens", TOKENS, text=PROMPT)
-    assert piped.stdout == expected
+    for text in (PROMPT, PROMPT + "\n"):
+        piped = ropeway("generate", tiny_artifact, "-", "--max-tokens", TOKENS, text=text)
+        assert piped.stdout == expected
+    two = ropeway("generate", tiny_artifact, "-", "--max-tokens", 1, text=PROMPT + "\n\n")
+    assert f"{len(PROMPT) + 1} prompt tokens" in two.stderr
+
+
+def test_generate_says_which_limit_ended_the_answer(tiny_artifact: Path) -> None:
+    asked = ropeway("generate", tiny_artifact, PROMPT, "--max-tokens", TOKENS)
+    assert asked.stderr.endswith("(length)\n")
+    full = ropeway("generate", tiny_artifact, PROMPT * 12, "--max-tokens", 400)
+    assert "; 8 tokens at " in full.stderr
+    assert full.stderr.endswith("(length: the program's context of 128 tokens is full)\n")
 
 
 def test_generate_refuses_bad_requests(tiny_artifact: Path) -> None:
@@ -73,6 +86,13 @@ def test_inspect_says_what_was_fused_and_what_is_needed(tiny_artifact: Path) -> 
     assert "KV bytes per token: 1024; a sequence of full length takes 128.0 KiB" in done.stdout
     assert any(line[:2] == ["decode-1", "arena"] for line in words)
     assert any(line[:2] == ["mixed-64x64x64", "arena"] for line in words)
+    assert not any(line[:2] == ["decode-2", "arena"] for line in words)
+    assert "and 6 buckets between" in done.stdout
+    assert "Not fused: nothing" in done.stdout
+    assert "an eighth of the memory" in done.stdout
+    full = ropeway("inspect", tiny_artifact, "--memory").stdout
+    arenas = [line.split()[0] for line in full.splitlines() if " arena " in line]
+    assert arenas == [*(f"decode-{1 << n}" for n in range(7)), "mixed-64x64x64"]
     assert " sequences of 128 tokens" in done.stdout
 
 
@@ -82,6 +102,8 @@ def test_inspect_as_json_and_as_ir(tiny_artifact: Path) -> None:
     # embedding and head, and per layer q, k, v, o, gate, up, down and two gains; the last gain
     layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32
     assert manifest["model"]["parameters"] == 2 * 260 * 32 + 2 * layer + 32
+    both = ropeway("inspect", tiny_artifact, "--ir", "--json")
+    assert (both.returncode, both.stdout) == (2, "")
     text = ropeway("inspect", tiny_artifact, "--ir").stdout
     assert text == (tiny_artifact / "ir/step.ir").read_text()
 
@@ -111,6 +133,61 @@ def test_chat_keeps_the_conversation(tiny_artifact: Path) -> None:
     assert first == 5
     assert second > first + len("<|user|>again") - len("<|user|>")
     assert third == first
+
+
+def test_chat_keeps_unknown_commands_from_the_model(tiny_artifact: Path) -> None:
+    done = ropeway("chat", tiny_artifact, "--max-tokens", "2", text="/help\n/foo\n/a/b what?\n")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("no command /help: /new starts over, /quit")
+    assert lines[1].startswith("no command /foo")
+    assert [line for line in lines if "prompt tokens" in line] == lines[2:]
+    assert len(lines) == 3
+
+
+def test_interrupt_at_an_empty_prompt_goes_on(tiny_artifact: Path) -> None:
+    """A person at a terminal: Ctrl-C there is a hint, Ctrl-D the end."""
+    ours, theirs = os.openpty()
+    child = subprocess.Popen(
+        [PROGRAM, "chat", tiny_artifact, "--max-tokens", "2"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    assert child.stderr is not None
+    assert "Ctrl-C stops an answer" in child.stderr.readline()
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    assert child.stderr.readline().strip() == ""
+    assert child.stderr.readline() == "(/quit or Ctrl-D ends)\n"
+    os.write(ours, b"hi\n")
+    assert "5 prompt tokens" in child.stderr.readline()
+    os.write(ours, b"\x04")
+    assert child.wait(timeout=20) == 0
+    os.close(ours)
+
+
+def test_what_a_model_came_without(tmp_path: Path) -> None:
+    """compile suggests only what can work, and the commands say what is missing."""
+    checkpoint = make_checkpoint(tmp_path / "tiny")
+    options = ("-o", tmp_path / "m.rope", "--max-num-batched-tokens", "64")
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+    done = ropeway("compile", checkpoint, *options)
+    assert "no chat template; next: " in done.stderr
+    assert f"generate {tmp_path}/m.rope" in done.stderr
+    done = ropeway("chat", tmp_path / "m.rope")
+    assert (done.returncode, "no chat template" in done.stderr) == (2, True)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        (checkpoint / name).unlink()
+    done = ropeway("compile", checkpoint, *options)
+    assert "no tokenizer came with the model" in done.stderr
+    assert f"inspect {tmp_path}/m.rope" in done.stderr
+    for command in (("chat", tmp_path / "m.rope"), ("generate", tmp_path / "m.rope", "hi")):
+        done = ropeway(*command)
+        assert (done.returncode, "use ropeway.LLM" in done.stderr) == (2, True)
 
 
 def test_chat_outgrows_the_model_and_goes_on(tiny_artifact: Path) -> None:

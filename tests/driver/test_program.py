@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.tiny_checkpoint import make_checkpoint
+from support.zoo import tiny_model
 
 import ropeway
 from ropeway.compiler.ir.fingerprint import fingerprint
@@ -37,7 +38,9 @@ def test_metadata(program: ropeway.Program) -> None:
     assert (group.layers, group.block_size, group.window) == (2, 32, 0)
     # (k, v) x 2 heads x head dim 8 padded to 32 x 32 tokens x 4 bytes, in 2 layers
     assert group.bytes_per_block == 2 * 2 * 32 * 32 * 4 * 2
-    assert manifest.command.startswith("ropeway compile tiny -o tiny.rope --target cpu")
+    assert manifest.command == (
+        "ropeway compile tiny -o NAME.rope --target cpu --dtype f32 --max-num-batched-tokens 64"
+    )
     assert {role for role in (i.role for i in manifest.functions[0].inputs)} == {
         "ids",
         "positions",
@@ -110,11 +113,28 @@ def test_bf16_weights_are_rounded_once(checkpoint: Path, tmp_path: Path) -> None
 def test_pipeline_may_be_a_spec_or_a_pipeline(checkpoint: Path) -> None:
     spec = "raise-gqa,canonicalize,cse,dce,fuse-attention,lower-lm-head,dce"
     by_spec = ropeway.compile(checkpoint, target="reference", pipeline=spec)
+    assert by_spec.metadata.command.endswith(f"--dtype bf16 --pipeline {spec}")
     assert by_spec.report.matches("fuse-qkv") == 0
     assert by_spec.report.matches("fuse-attention") == 2
     pipeline = ropeway.Pipeline.parse(spec, CATALOGUE, given=GIVEN)
     by_value = ropeway.compile(checkpoint, target="reference", pipeline=pipeline)
     assert print_module(by_value.module) == print_module(by_spec.module)
+
+
+def test_a_module_is_made_again_in_python() -> None:
+    program = ropeway.compile(tiny_model("llama"), target="reference", max_model_len=32)
+    assert program.tokenizer is None
+    assert program.metadata.command == (
+        "ropeway.compile(LlamaForCausalLM(...), target='reference', dtype='bf16', "
+        "max_model_len=32).save('NAME.rope')"
+    )
+
+
+def test_explain_counts_a_pass_that_ran_twice_once(program: ropeway.Program) -> None:
+    (others,) = [line for line in program.explain().splitlines() if line.startswith("Other passes")]
+    counts = dict(item.split() for item in others.partition(": ")[2].split(", "))
+    assert int(counts["dce"]) == program.report.matches("dce")
+    assert others.count("dce") == 1
 
 
 def test_explain_names_what_matched_and_what_did_not(
