@@ -12,22 +12,24 @@
 constexpr int64_t kQueryRows = kRowsBest;
 constexpr int64_t kTileBlocks = kTileTokens / kBlockTokens;
 
-// Everything a thread needs for one task. Rows of `scores`, `partial` and `result` are 32 floats,
-// grouped by block of keys or by panel of values: the shape in which panel_product leaves them.
-// Weights (operands of the second product) replace the scores they come from, row by row, which
-// keeps a tile within the L1 cache.
+// Where a tile's result goes: maximum and sum per row (-inf and 0 where a row sees nothing of the
+// tile), and the weighted values [dvp/32][kQueryRows][32].
+struct Partial {
+    float *top, *total, *values;
+};
+
+// Everything a thread needs for one task. Rows of `scores` and of values are 32 floats, grouped by
+// block of keys or by panel of values: the shape in which products leave them. Weights (operands of
+// the second product) replace the scores they come from, row by row, which keeps a tile within the
+// L1 cache.
 template <class T>
 struct AttentionScratch {
-    operand<T>* query;  // [kQueryRows][query_stride]
-    float* scores;      // [kTileBlocks][kQueryRows][32]
-    float* partial;     // [dvp/32][kQueryRows][32]
-    float* result;      // [dvp/32][kQueryRows][32]
-    float* top;         // [kQueryRows] of the result, and so on
-    float* total;
-    float* tile_top;
-    float* tile_total;
-    float* old_scale;
-    float* new_scale;
+    operand<T>* query;        // [kQueryRows][query_stride]
+    float* scores;            // [kTileBlocks][kQueryRows][32]
+    float* lanes;             // [kQueryRows][W]: maxima, then sums, lane by lane
+    Partial partial, result;  // of a tile, of the tiles so far
+    int32_t *low, *high;      // [kQueryRows]: the columns of a tile that a row sees
+    float *old_scale, *new_scale;
 };
 
 struct AttentionTask {
@@ -55,11 +57,14 @@ static AttentionScratch<T> carve_attention(void* memory, const AttentionShape& s
     AttentionScratch<T> out;
     out.query = (operand<T>*)take(kQueryRows * s.query_stride, sizeof(operand<T>));
     out.scores = (float*)take(kQueryRows * kTileTokens, 4);
-    out.partial = (float*)take(kQueryRows * s.dvp, 4);
-    out.result = (float*)take(kQueryRows * s.dvp, 4);
-    float** vectors[] = {&out.top,        &out.total,     &out.tile_top,
-                         &out.tile_total, &out.old_scale, &out.new_scale};
+    out.lanes = (float*)take(kQueryRows * W, 4);
+    out.partial.values = (float*)take(kQueryRows * s.dvp, 4);
+    out.result.values = (float*)take(kQueryRows * s.dvp, 4);
+    float** vectors[] = {&out.partial.top,  &out.partial.total, &out.result.top,
+                         &out.result.total, &out.old_scale,     &out.new_scale};
     for (float** v : vectors) *v = (float*)take(round_up(kQueryRows, 16), 4);
+    out.low = (int32_t*)take(kQueryRows, 4);
+    out.high = (int32_t*)take(kQueryRows, 4);
     return out;
 }
 
@@ -98,24 +103,33 @@ static void each_task(const AttentionArgs& a, int64_t group, Each each) {
     }
 }
 
+// Rows of a task with the step's token and the head that each stands for: no division per row.
+template <class Each>
+RW_INLINE void each_row(const AttentionShape& s, const AttentionTask& t, Each each) {
+    int64_t token = t.first_row / s.group, head = t.first_row % s.group;
+    for (int64_t i = 0; i < t.rows; i++) {
+        each(i, t.first_token + token, t.head * s.group + head);
+        if (++head == s.group) head = 0, token++;
+    }
+}
+
 // --- one tile of keys ---
 template <class T>
 static void load_queries(const AttentionArgs& a, const AttentionShape& s, const AttentionTask& t,
                          operand<T>* query) {
-    for (int64_t i = 0; i < t.rows; i++) {
-        const int64_t token = (t.first_row + i) / s.group,
-                      head = t.head * s.group + (t.first_row + i) % s.group;
-        const T* q = row<T>(a.q, t.first_token + token) + head * a.head_dim;
+    const F sign = splat(a.scale < 0.0f ? -1.0f : 1.0f);  // scores are scaled by a positive number
+    each_row(s, t, [&](int64_t i, int64_t token, int64_t head) {
+        const T* q = row<T>(a.q, token) + head * a.head_dim;
         operand<T>* to = query + i * s.query_stride;
         for (int64_t d = 0; d < a.head_dim; d += W)
-            store_some(to + d, load_some(q + d, a.head_dim - d), a.head_dim - d);
+            store_some(to + d, load_some(q + d, a.head_dim - d) * sign, a.head_dim - d);
         if (s.dp > a.head_dim)
             memset(to + a.head_dim, 0, (size_t)(s.dp - a.head_dim) * sizeof(operand<T>));
-    }
+    });
 }
 
 struct ScoreScale {
-    float scale;         // to base 2, without softcap
+    float scale;         // of the capped score if there is a cap; not negative
     float inner, outer;  // score -> outer * tanh(score * inner), with softcap
 };
 RW_INLINE F only_between(F value, int64_t column, int64_t low, int64_t high, float other) {
@@ -124,175 +138,168 @@ RW_INLINE F only_between(F value, int64_t column, int64_t low, int64_t high, flo
     return number < (float)high ? v : splat(other);
 }
 
-// One row of one tile: its columns [low, high) are visible, blocks [from, to) were computed. Blocks
-// at the ends may be visible in part; those between them are the hot loop and carry no test.
+// One tile's scores on their way to weights, block of keys by block: so the maxima of one block are
+// taken while the products of the next are under way, and weights are multiplied with values as
+// soon as they are there. What a row doesn't see gets weight 0 by selection, whatever its score;
+// blocks that all rows see whole (most) carry no test.
 template <class T, bool SOFTCAP>
-struct SoftmaxRow {
+struct TileSoftmax {
     static constexpr int64_t kBlock =
         kQueryRows * kPanel;  // floats from a block's row to the next block's
     static constexpr int kVectors = kPanel / W;
-    float* scores;
-    int64_t from, to, low, high;
-    const ScoreScale& s;
-    F most[kVectors], sums[kVectors];
-    F minus_top;
+    const ScoreScale& scale;
+    AttentionScratch<T>& m;
+    int64_t rows, whole_from, whole_to;  // blocks [whole_from, whole_to) are seen whole by all rows
 
+    RW_INLINE_MEMBER void start() {
+        for (int64_t i = 0; i < rows; i++) store(m.lanes + i * W, splat(-kInf));
+    }
     template <bool PARTLY>
-    RW_INLINE_MEMBER void find_top(int64_t b) {
-        float* row = scores + b * kBlock;
-        for (int v = 0; v < kVectors; v++) {
-            F x = load(row + v * W);
-            x = SOFTCAP ? s.outer * vtanh(x * s.inner) : x * s.scale;
-            if (SOFTCAP) store(row + v * W, x);
-            if (PARTLY) x = only_between(x, b * kPanel + v * W, low, high, -kInf);
-            most[v] = vmax(x, most[v]);
+    RW_INLINE_MEMBER void take_maxima(int64_t b) {
+        float* row = m.scores + b * kBlock;
+        for (int64_t i = 0; i < rows; i++, row += kPanel) {
+            F most = load(m.lanes + i * W);
+            for (int v = 0; v < kVectors; v++) {
+                F x = load(row + v * W);
+                if (SOFTCAP) store(row + v * W, x = scale.outer * vtanh(x * scale.inner));
+                if (PARTLY)
+                    x = only_between(x, b * kPanel + v * W, m.low[i], m.high[i], -kInf);
+                most = vmax(x, most);
+            }
+            store(m.lanes + i * W, most);
+        }
+    }
+    RW_INLINE_MEMBER void maxima(int64_t b) {
+        whole_from <= b && b < whole_to ? take_maxima<false>(b) : take_maxima<true>(b);
+    }
+    RW_INLINE_MEMBER void finish_maxima(float* top) {
+        for (int64_t i = 0; i < rows; i++) {
+            top[i] = max_lanes(load(m.lanes + i * W)) * scale.scale;  // a positive factor
+            store(m.lanes + i * W, F{});                             // from now on sums
         }
     }
     template <bool PARTLY>
-    RW_INLINE_MEMBER void weigh(int64_t b) {
-        float* row = scores + b * kBlock;
-        F x[kVectors];
-        for (int v = 0; v < kVectors; v++) {
-            x[v] = load(row + v * W);
-            x[v] =
-                exp2_clamped<T>(SOFTCAP ? x[v] + minus_top : fma(x[v], splat(s.scale), minus_top));
-            if (PARTLY) x[v] = only_between(x[v], b * kPanel + v * W, low, high, 0.0f);
-            sums[v] += x[v];
+    RW_INLINE_MEMBER void weigh_rows(int64_t b, int64_t first, int64_t last, const float* top) {
+        float* row = m.scores + b * kBlock + first * kPanel;
+        for (int64_t i = first; i < last; i++, row += kPanel) {
+            const F minus_top = splat(-top[i]);
+            F x[kVectors], sum = load(m.lanes + i * W);
+            for (int v = 0; v < kVectors; v++) {
+                x[v] = exp2_weight<T>(fma(load(row + v * W), splat(scale.scale), minus_top));
+                if (PARTLY)
+                    x[v] = only_between(x[v], b * kPanel + v * W, m.low[i], m.high[i], 0.0f);
+            }
+            for (int v = 0; v < kVectors; v += 2)
+                store_two((operand<T>*)row + v * W, x[v], x[v + 1], sum);
+            store(m.lanes + i * W, sum);
         }
-        for (int v = 0; v < kVectors; v += 2) store_two((operand<T>*)row + v * W, x[v], x[v + 1]);
     }
-    RW_INLINE_MEMBER void clear(int64_t b) {
-        memset(scores + b * kBlock, 0, kPanel * sizeof(operand<T>));
+    RW_INLINE_MEMBER void weigh(int64_t b, int64_t first, int64_t last, const float* top) {
+        whole_from <= b && b < whole_to ? weigh_rows<false>(b, first, last, top)
+                                        : weigh_rows<true>(b, first, last, top);
     }
-
-    // Scores become weights, and give their maximum and sum. What isn't visible gets weight 0 by
-    // selection, whatever its score.
-    RW_INLINE_MEMBER void run(float& top, float& total) {
-        const int64_t first = low / kPanel,
-                      last = (high + kPanel - 1) / kPanel;  // blocks with something visible
-        const bool cut_first = low % kPanel != 0 || high < (first + 1) * kPanel;
-        const bool cut_last = high % kPanel != 0 && (last - 1 > first || !cut_first);
-        const int64_t whole = first + cut_first, whole_end = last - cut_last;
-        for (int v = 0; v < kVectors; v++) most[v] = splat(-kInf), sums[v] = F{};
-        if (cut_first) find_top<true>(first);
-        for (int64_t b = whole; b < whole_end; b++) find_top<false>(b);
-        if (cut_last) find_top<true>(last - 1);
-        for (int v = 1; v < kVectors; v++) most[0] = vmax(most[v], most[0]);
-        top = max_lanes(most[0]);
-        minus_top = splat(-top);
-        for (int64_t b = from; b < first; b++) clear(b);
-        if (cut_first) weigh<true>(first);
-        for (int64_t b = whole; b < whole_end; b++) weigh<false>(b);
-        if (cut_last) weigh<true>(last - 1);
-        for (int64_t b = last; b < to; b++) clear(b);
-        for (int v = 1; v < kVectors; v++) sums[0] += sums[v];
-        total = sum_lanes(sums[0]);
+    RW_INLINE_MEMBER void finish_sums(float* total) {
+        for (int64_t i = 0; i < rows; i++) total[i] = sum_lanes(load(m.lanes + i * W));
     }
 };
 
+// Which columns of the tile at `base` each row sees, and the blocks that all see whole.
 template <class T>
-RW_INLINE void softmax_row(float* scores, int64_t from, int64_t to, int64_t low, int64_t high,
-                           const ScoreScale& s, float& top, float& total) {
-    if (s.outer != 0.0f)
-        SoftmaxRow<T, true>{scores, from, to, low, high, s, {}, {}, {}}.run(top, total);
-    else
-        SoftmaxRow<T, false>{scores, from, to, low, high, s, {}, {}, {}}.run(top, total);
+static void find_limits(const AttentionArgs& a, const AttentionShape& s, const AttentionTask& t,
+                        int64_t base, AttentionScratch<T>& m, int64_t& whole_from,
+                        int64_t& whole_to) {
+    each_row(s, t, [&](int64_t i, int64_t token, int64_t) {
+        const int64_t position = t.positions + token - t.first_token;
+        m.high[i] = (int32_t)larger<int64_t>(smaller<int64_t>(position + 1 - base, kTileTokens), 0);
+        m.low[i] = (int32_t)larger<int64_t>(a.window > 0 ? position + 1 - a.window - base : 0, 0);
+    });
+    whole_from = (m.low[t.rows - 1] + kBlockTokens - 1) / kBlockTokens;
+    whole_to = m.high[0] / kBlockTokens;
 }
 
-// Partial result of tile `tile`: tile_top and tile_total per row (-inf and 0 where a row sees none
-// of it), and the weighted values in `partial`. Blocks that no row of the task sees aren't read.
-template <class T>
-static void attend_tile(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
-                        const AttentionTask& t, int64_t tile, const ScoreScale& scale,
-                        AttentionScratch<T>& m, float* partial) {
-    constexpr int64_t kBlock = kQueryRows * kPanel;
-    const int64_t base = tile * kTileTokens;
+template <class T, bool SOFTCAP>
+static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
+                          const AttentionTask& t, int64_t tile, const ScoreScale& scale,
+                          AttentionScratch<T>& m, const Partial& out) {
+    typedef TileSoftmax<T, SOFTCAP> Softmax;
+    const int64_t base = tile * kTileTokens, first_block = base / kBlockTokens;
     const int64_t from = larger(t.begin - base, (int64_t)0) / kBlockTokens;
     const int64_t to =
         (smaller<int64_t>(t.end - base, kTileTokens) + kBlockTokens - 1) / kBlockTokens;
-    const int32_t* blocks = a.block_table + t.request * a.table_stride + base / kBlockTokens;
-    const int64_t k_head = t.head * cache_block_bytes(1, a.head_dim, a.dtype),
-                  v_head = t.head * cache_block_bytes(1, a.v_head_dim, a.dtype);
+    const int32_t* blocks = a.block_table + t.request * a.table_stride + first_block;
+    const int64_t k_head = cache_block_bytes(1, a.head_dim, a.dtype),
+                  v_head = cache_block_bytes(1, a.v_head_dim, a.dtype);
+    const char* k_plane = (const char*)a.k_cache.data + t.head * k_head;
+    const char* v_plane = (const char*)a.v_cache.data + t.head * v_head;
+    Softmax softmax = {scale, m, t.rows, 0, 0};
+    find_limits(a, s, t, base, m, softmax.whole_from, softmax.whole_to);
+    softmax.start();
     const T* values[kTileBlocks];
     for (int64_t b = from; b < to; b++) {
-        const T* keys =
-            (const T*)((const char*)a.k_cache.data + blocks[b] * a.k_cache.block_stride + k_head);
-        values[b - from] =
-            (const T*)((const char*)a.v_cache.data + blocks[b] * a.v_cache.block_stride + v_head);
-        panel_product<T>(tiles, m.query, s.query_stride, t.rows, Segments<T>{&keys, 1, s.dp},
-                         m.scores + b * kBlock);
+        const T* keys = (const T*)(k_plane + blocks[b] * a.k_cache.block_stride);
+        values[b - from] = (const T*)(v_plane + blocks[b] * a.v_cache.block_stride);
+        panel_product<T>(tiles, m.query, s.query_stride, whole_tiles(t.rows),
+                         Segments<T>{&keys, 1, s.dp}, Columns::all, {},
+                         m.scores + b * Softmax::kBlock, [&] {
+                             if (b > from) softmax.maxima(b - 1);
+                         });
     }
-    for (int64_t i = 0; i < t.rows; i++) {
-        const int64_t position = t.positions + (t.first_row + i) / s.group;
-        const int64_t high = smaller<int64_t>(position + 1 - base, kTileTokens);
-        const int64_t low =
-            larger<int64_t>(a.window > 0 ? position + 1 - a.window - base : 0, from * kBlockTokens);
-        float* scores = m.scores + i * kPanel;
-        if (low < high) {
-            softmax_row<T>(scores, from, to, low, high, scale, m.tile_top[i], m.tile_total[i]);
-            continue;
-        }
-        m.tile_top[i] = -kInf;
-        m.tile_total[i] = 0.0f;
-        for (int64_t b = from; b < to; b++)
-            memset(scores + b * kBlock, 0, kPanel * sizeof(operand<T>));
-    }
-    constexpr int64_t kOperands =
-        sizeof(float) / sizeof(operand<T>);  // of a weight in the place of a score
-    const operand<T>* weights = (const operand<T>*)(m.scores + from * kBlock);
-    for (int64_t d = 0; d < s.dvp; d += kPanel) {
-        const Segments<T> panels = {values, to - from, kBlockTokens,
-                                    kBlock * kOperands - kBlockTokens};
-        panel_product<T>(tiles, weights, kPanel * kOperands, t.rows, panels,
-                         partial + d * kQueryRows);
-        for (int64_t b = from; b < to; b++) values[b - from] += kPanel * kBlockTokens;
-    }
+    softmax.maxima(to - 1);
+    softmax.finish_maxima(out.top);
+    weighted_values<T>(tiles, m.scores + from * Softmax::kBlock, Softmax::kBlock, t.rows, values,
+                       to - from, s.dvp, out.values, [&](int64_t b, int64_t first, int64_t last) {
+                           softmax.weigh(from + b, first, last, out.top);
+                       });
+    softmax.finish_sums(out.total);
+}
+
+// Partial result of tile `tile`. Blocks that no row of the task sees aren't read.
+template <class T>
+static void attend_tile(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
+                        const AttentionTask& t, int64_t tile, const ScoreScale& scale,
+                        AttentionScratch<T>& m, const Partial& out) {
+    scale.outer != 0.0f ? attend_blocks<T, true>(tiles, a, s, t, tile, scale, m, out)
+                        : attend_blocks<T, false>(tiles, a, s, t, tile, scale, m, out);
 }
 
 // --- merging partials, in ascending order of tiles ---
 template <class T>
-static void start_result(const AttentionShape& s, AttentionScratch<T>& m) {
-    for (int64_t i = 0; i < kQueryRows; i++) m.top[i] = -kInf, m.total[i] = 0.0f;
-    memset(m.result, 0, (size_t)(kQueryRows * s.dvp) * sizeof(float));
-}
-
-template <class T>
-static void merge_partial(const AttentionShape& s, int64_t rows, const float* tile_top,
-                          const float* tile_total, const float* partial, AttentionScratch<T>& m) {
+static void merge_partial(const AttentionShape& s, int64_t rows, const Partial& tile,
+                          AttentionScratch<T>& m) {
+    const Partial& all = m.result;
     for (int64_t i = 0; i < rows; i += W) {  // vectors are padded to 16 rows
-        const F old = load(m.top + i), tile = load(tile_top + i);
-        const F top = vmax(tile, old);
+        const F old = load(all.top + i), added = load(tile.top + i);
+        const F top = vmax(added, old);
         const F keep = top == old ? splat(1.0f) : exp2_clamped<T>(old - top);
-        const F take = tile == -kInf ? F{} : exp2_clamped<T>(tile - top);
+        const F take = added == -kInf ? F{} : exp2_clamped<T>(added - top);
         store(m.old_scale + i, keep);
         store(m.new_scale + i, take);
-        store(m.total + i, fma(load(tile_total + i), take, load(m.total + i) * keep));
-        store(m.top + i, top);
+        store(all.total + i, fma(load(tile.total + i), take, load(all.total + i) * keep));
+        store(all.top + i, top);
     }
     for (int64_t d = 0; d < s.dvp; d += kPanel)
         for (int64_t i = 0; i < rows; i++) {
-            if (tile_top[i] == -kInf) continue;
+            if (tile.top[i] == -kInf) continue;
             const int64_t from = d * kQueryRows + i * kPanel;
             const F keep = splat(m.old_scale[i]), take = splat(m.new_scale[i]);
             for (int64_t c = from; c < from + kPanel; c += W)
-                store(m.result + c, fma(load(partial + c), take, load(m.result + c) * keep));
+                store(all.values + c,
+                      fma(load(tile.values + c), take, load(all.values + c) * keep));
         }
 }
 
 template <class T>
 static void finish_rows(const AttentionArgs& a, const AttentionShape& s, const AttentionTask& t,
                         const AttentionScratch<T>& m) {
-    for (int64_t i = 0; i < t.rows; i++) {
-        const int64_t token = (t.first_row + i) / s.group,
-                      head = t.head * s.group + (t.first_row + i) % s.group;
-        T* y = row<T>(a.y, t.first_token + token) + head * a.v_head_dim;
-        const F scale = splat(1.0f / m.total[i]);
+    each_row(s, t, [&](int64_t i, int64_t token, int64_t head) {
+        T* y = row<T>(a.y, token) + head * a.v_head_dim;
+        const F scale = splat(1.0f / m.result.total[i]);
         for (int64_t d = 0; d < a.v_head_dim; d += W) {
             const float* from =
-                m.result + d / kPanel * kPanel * kQueryRows + i * kPanel + d % kPanel;
+                m.result.values + d / kPanel * kPanel * kQueryRows + i * kPanel + d % kPanel;
             store_some(y + d, load(from) * scale, a.v_head_dim - d);
         }
-    }
+    });
 }
 
 // --- two ways to share the work ---
@@ -307,10 +314,10 @@ static void share_tasks(const Context& ctx, const AttentionArgs& a, const Attent
         before += task_cost(t);
         if (middle * ctx.size / cost != ctx.rank) return;
         load_queries<T>(a, s, t, m.query);
-        start_result(s, m);
-        for (int64_t tile = first_tile(t); tile < last_tile(t); tile++) {
-            attend_tile<T>(tiles, a, s, t, tile, scale, m, m.partial);
-            merge_partial(s, t.rows, m.tile_top, m.tile_total, m.partial, m);
+        const int64_t first = first_tile(t);
+        for (int64_t tile = first; tile < last_tile(t); tile++) {
+            attend_tile<T>(tiles, a, s, t, tile, scale, m, tile == first ? m.result : m.partial);
+            if (tile > first) merge_partial(s, t.rows, m.partial, m);
         }
         finish_rows(a, s, t, m);
     });
@@ -321,7 +328,10 @@ template <class T>
 static void share_tiles(const Context& ctx, const AttentionArgs& a, const AttentionShape& s,
                         const ScoreScale& scale, AttentionScratch<T>& m, int64_t items) {
     const int64_t vectors = round_up(kQueryRows, 16), record = 2 * vectors + kQueryRows * s.dvp;
-    float* records = (float*)ctx.shared;
+    const auto record_of = [&](int64_t item) {
+        float* at = (float*)ctx.shared + item * record;
+        return Partial{at, at + vectors, at + 2 * vectors};
+    };
     const Span mine = my_part(ctx, items);
     int64_t item = 0;
     {
@@ -332,10 +342,7 @@ static void share_tiles(const Context& ctx, const AttentionArgs& a, const Attent
                 if (item < mine.begin || item >= mine.end) continue;
                 if (!loaded) load_queries<T>(a, s, t, m.query);
                 loaded = true;
-                float* to = records + item * record;
-                attend_tile<T>(tiles, a, s, t, tile, scale, m, to + 2 * vectors);
-                memcpy(to, m.tile_top, (size_t)t.rows * 4);
-                memcpy(to + vectors, m.tile_total, (size_t)t.rows * 4);
+                attend_tile<T>(tiles, a, s, t, tile, scale, m, record_of(item));
             }
         });
     }
@@ -343,12 +350,11 @@ static void share_tiles(const Context& ctx, const AttentionArgs& a, const Attent
     int64_t task = 0;
     item = 0;
     each_task(a, s.group, [&](const AttentionTask& t) {
-        const float* from = records + item * record;
+        const int64_t first = item;
         item += last_tile(t) - first_tile(t);
         if (task++ % ctx.size != ctx.rank) return;
-        start_result(s, m);
-        for (int64_t tile = first_tile(t); tile < last_tile(t); tile++, from += record)
-            merge_partial(s, t.rows, from, from + vectors, from + 2 * vectors, m);
+        m.result = record_of(first);
+        for (int64_t i = first + 1; i < item; i++) merge_partial(s, t.rows, record_of(i), m);
         finish_rows(a, s, t, m);
     });
 }
@@ -359,8 +365,9 @@ static void attention_typed(const Context& ctx, const AttentionArgs& a) {
     const AttentionShape s = {a.heads / a.kv_heads, dp, round_up(a.v_head_dim, kPanel),
                               packed_stride(dp, sizeof(operand<T>))};
     AttentionScratch<T> m = carve_attention<T>(ctx.scratch, s);
-    ScoreScale scale = {a.scale * kLog2e, 0.0f, 0.0f};
-    if (a.softcap > 0.0f) scale.inner = a.scale / a.softcap, scale.outer = a.softcap * kLog2e;
+    const float size = fabsf(a.scale);  // its sign went into the queries
+    ScoreScale scale = {size * kLog2e, 0.0f, 0.0f};
+    if (a.softcap > 0.0f) scale = {1.0f, size / a.softcap, a.softcap * kLog2e};
     int64_t cost = 0, tasks = 0, items = 0;
     each_task(a, s.group, [&](const AttentionTask& t) {
         cost += task_cost(t);

@@ -120,7 +120,9 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
             for (int product = 0; product < Finish::kProducts; product++) {
                 const T* panel = (const T*)a.weight + (p + product * panels) * kp * kPanel;
                 const Segments<T> b = {&panel, 1, kp};
-                panel_product<T>(tiles, x + r * lda, lda, n, b, columns, r == 0,
+                // One tile of rows stays in L1 from panel to panel; of many, the panel stays.
+                const Access access = {r == 0, rows > kRowsBest};
+                panel_product<T>(tiles, x + r * lda, lda, n, b, columns, access,
                                  c + product * kTile, [&] {
                                      if (product == 0) Finish::run(a, last);
                                  });

@@ -7,6 +7,7 @@
 #include "panel_product.h"
 #include "gemm.h"
 #include "kv_write.h"
+#include "weighted_values.h"
 #include "attention.h"
 #include "memory.h"
 // clang-format on

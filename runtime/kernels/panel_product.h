@@ -26,6 +26,12 @@ using operand = typename OperandOf<T>::type;
 
 enum class Columns { all, low, high };
 
+// How the caches should take it: B comes from memory for the first time; the rows of `a` won't be
+// read again before many others were.
+struct Access {
+    bool b_streams = false, a_once = false;
+};
+
 template <class T>
 struct Segments {
     const T* const* data;
@@ -169,15 +175,15 @@ constexpr int64_t kRowsBest =
 // tiles overlap with.
 template <class T, class Before>
 RW_INLINE void panel_product(TileUnit&, const operand<T>* a, int64_t lda, int64_t rows,
-                             Segments<T> b, Columns columns, bool stream, float* c,
+                             Segments<T> b, Columns columns, Access access, float* c,
                              Before before_store) {
     before_store();
-    vector_product<T>(a, lda, rows, b, columns, stream, c);
+    vector_product<T>(a, lda, rows, b, columns, access.b_streams, c);
 }
 #endif
 
 template <class T>
 static void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows,
                           Segments<T> b, float* c) {
-    panel_product<T>(tiles, a, lda, rows, b, Columns::all, false, c, [] {});
+    panel_product<T>(tiles, a, lda, rows, b, Columns::all, {}, c, [] {});
 }

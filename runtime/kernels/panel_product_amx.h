@@ -17,7 +17,9 @@ struct TileUnit {
             uint8_t rows[16] = {};
         } config;
         // 0..3: c (upper left, upper right, lower left, lower right); 4, 5: a; 6, 7: B
-        const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+        // With up to 16 rows of `a`, 2 and 3 are upper tiles and 5 is B: see weighted_values.
+        const int c2 = lower ? lower : upper, t5 = lower ? lower : 16;
+        const int counts[8] = {upper, upper, c2, c2, upper, t5, 16, 16};
         for (int t = 0; t < 8; t++) {
             config.rows[t] = (uint8_t)counts[t];
             config.bytes[t] = counts[t] ? 64 : 0;
@@ -32,13 +34,16 @@ struct TileUnit {
 // With memory clobbers: the compiler must have finished its stores to what a tile reads.
 #define RW_TILE_LOAD(tile, base, stride) \
     asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(base), "r"((int64_t)(stride)) : "memory")
+// The same for what isn't read again soon: it passes the L1 cache by.
+#define RW_TILE_LOAD_ONCE(tile, base, stride) \
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile::"r"(base), "r"((int64_t)(stride)) : "memory")
 #define RW_TILE_STORE(tile, base, stride)                                                   \
     asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"((int64_t)(stride)) \
                  : "memory")
 #define RW_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
 #define RW_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::)
 
-template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, class Before>
+template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, bool ONCE, class Before>
 RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c,
                             Before before_store) {
     const int64_t a_stride = lda * 2, lower = 16 * lda;
@@ -53,11 +58,15 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
                 for (int line = 0; line < 32; line++)
                     __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2);
             if (LEFT) RW_TILE_LOAD(6, p, 128);
-            RW_TILE_LOAD(4, a, a_stride);
+            if (ONCE)
+                RW_TILE_LOAD_ONCE(4, a, a_stride);
+            else
+                RW_TILE_LOAD(4, a, a_stride);
             if (LEFT) RW_TILE_DOT(0, 4, 6);
             if (RIGHT) RW_TILE_LOAD(7, p + 32, 128);
             if (RIGHT) RW_TILE_DOT(1, 4, 7);
-            if (LOWER) RW_TILE_LOAD(5, a + lower, a_stride);
+            if (LOWER && ONCE) RW_TILE_LOAD_ONCE(5, a + lower, a_stride);
+            if (LOWER && !ONCE) RW_TILE_LOAD(5, a + lower, a_stride);
             if (LOWER && LEFT) RW_TILE_DOT(2, 5, 6);
             if (LOWER && RIGHT) RW_TILE_DOT(3, 5, 7);
         }
@@ -70,14 +79,14 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
     if (LOWER && RIGHT) RW_TILE_STORE(3, c + 16 * kTileStride + 16, c_stride);
 }
 
-template <bool LOWER, bool STREAM, class Before>
+template <bool LOWER, bool STREAM, bool ONCE, class Before>
 RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns, float* c,
                             Before before_store) {
     if (columns == Columns::all)
-        return tile_product<LOWER, true, true, STREAM>(a, lda, b, c, before_store);
+        return tile_product<LOWER, true, true, STREAM, ONCE>(a, lda, b, c, before_store);
     if (columns == Columns::low)
-        return tile_product<LOWER, true, false, false>(a, lda, b, c, before_store);
-    tile_product<LOWER, false, true, false>(a, lda, b, c, before_store);
+        return tile_product<LOWER, true, false, false, ONCE>(a, lda, b, c, before_store);
+    tile_product<LOWER, false, true, false, ONCE>(a, lda, b, c, before_store);
 }
 
 constexpr int64_t kRowsBest = 32;
@@ -87,18 +96,22 @@ constexpr int64_t kRowsBest = 32;
 // x 32, hidden here).
 template <class T, class Before>
 RW_INLINE void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows,
-                             Segments<T> b, Columns columns, bool stream, float* c,
+                             Segments<T> b, Columns columns, Access access, float* c,
                              Before before_store) {
     if constexpr (sizeof(T) == 4) {
         before_store();
-        vector_product<T>(a, lda, rows, b, columns, stream, c);
+        vector_product<T>(a, lda, rows, b, columns, access.b_streams, c);
     } else {
         tiles.configure(rows);
-        if (rows > 16)
-            stream ? tile_columns<true, true>(a, lda, b, columns, c, before_store)
-                   : tile_columns<true, false>(a, lda, b, columns, c, before_store);
+        const bool lower = rows > 16, stream = access.b_streams;
+        if (lower && access.a_once)
+            stream ? tile_columns<true, true, true>(a, lda, b, columns, c, before_store)
+                   : tile_columns<true, false, true>(a, lda, b, columns, c, before_store);
+        else if (lower)
+            stream ? tile_columns<true, true, false>(a, lda, b, columns, c, before_store)
+                   : tile_columns<true, false, false>(a, lda, b, columns, c, before_store);
         else
-            stream ? tile_columns<false, true>(a, lda, b, columns, c, before_store)
-                   : tile_columns<false, false>(a, lda, b, columns, c, before_store);
+            stream ? tile_columns<false, true, false>(a, lda, b, columns, c, before_store)
+                   : tile_columns<false, false, false>(a, lda, b, columns, c, before_store);
     }
 }

@@ -21,20 +21,26 @@ struct RmsRow {  // gain of the activation dtype or null; y may be x
 
 // One vector: s = round(x + residual), stored to `sum` unless null; y = round(s / rms(s) * (gain +
 // offset)). Two accumulators of fixed order, so the statistics depend on nothing but the row.
-template <class T, class Out>
-static void rms_vector(const T* x, const T* residual, T* sum, Out* y, int64_t width,
-                       const RmsRow& norm) {
+// WHOLE: the width is a multiple of 2 W, and no lane needs a test.
+template <class T, class Out, bool WHOLE>
+RW_INLINE void rms_vector_of(const T* x, const T* residual, T* sum, Out* y, int64_t width,
+                             const RmsRow& norm) {
+    const auto at = [&](const T* p, int64_t i) {
+        return WHOLE ? load(p + i) : i < width ? load_some(p + i, width - i) : F{};
+    };
+    const auto put = [&](auto* p, int64_t i, F v) {
+        if (WHOLE)
+            store(p + i, v);
+        else if (i < width)
+            store_some(p + i, v, width - i);
+    };
     F squares0 = {}, squares1 = {};
     for (int64_t i = 0; i < width; i += 2 * W) {
-        F s0 = load_some(x + i, width - i);
-        F s1 = width - i > W ? load_some(x + i + W, width - i - W) : F{};
+        F s0 = at(x, i), s1 = at(x, i + W);
         if (residual) {
-            s0 = round_to<T>(s0 + load_some(residual + i, width - i));
-            s1 = width - i > W ? round_to<T>(s1 + load_some(residual + i + W, width - i - W)) : F{};
-            if (sum) {
-                store_some(sum + i, s0, width - i);
-                if (width - i > W) store_some(sum + i + W, s1, width - i - W);
-            }
+            s0 = round_to<T>(s0 + at(residual, i));
+            s1 = round_to<T>(s1 + at(residual, i + W));
+            if (sum) put(sum, i, s0), put(sum, i + W, s1);
         }
         squares0 = fma(s0, s0, squares0);
         squares1 = fma(s1, s1, squares1);
@@ -44,11 +50,18 @@ static void rms_vector(const T* x, const T* residual, T* sum, Out* y, int64_t wi
     const bool from_sum = residual && sum;  // the first loop may have overwritten x or residual
     const T* in = from_sum ? sum : x;
     for (int64_t i = 0; i < width; i += W) {
-        F s = load_some(in + i, width - i);
-        if (residual && !from_sum) s = round_to<T>(s + load_some(residual + i, width - i));
-        F g = norm.gain ? load_some((const T*)norm.gain + i, width - i) + norm.offset : splat(1.0f);
-        store_some(y + i, round_to<T>(s * scale * g), width - i);
+        F s = at(in, i);
+        if (residual && !from_sum) s = round_to<T>(s + at(residual, i));
+        const F g = norm.gain ? at((const T*)norm.gain, i) + norm.offset : splat(1.0f);
+        const F v = s * scale * g;
+        put(y, i, sizeof(Out) == sizeof(T) ? v : round_to<T>(v));
     }
+}
+template <class T, class Out>
+static void rms_vector(const T* x, const T* residual, T* sum, Out* y, int64_t width,
+                       const RmsRow& norm) {
+    width % (2 * W) ? rms_vector_of<T, Out, false>(x, residual, sum, y, width, norm)
+                    : rms_vector_of<T, Out, true>(x, residual, sum, y, width, norm);
 }
 
 template <class T>
