@@ -158,13 +158,13 @@ def read_manifest(root: Path) -> Manifest:
 
 def _what_it_is(root: Path) -> str:
     """What lies where an artifact was looked for, and how to make one of it."""
+    if not root.exists():
+        return f"doesn't exist: make an artifact with `{_COMMAND}`"
     command = shlex.join(["ropeway", "compile", str(root), "-o", f"{root.resolve().stem}.rope"])
     if root.is_file():
         if root.suffix == ".gguf":
             return f"this is a GGUF file: compile it first: {command}"
         return f"isn't a directory: make an artifact with `{_COMMAND}`"
-    if not root.exists():
-        return f"doesn't exist: make an artifact with `{_COMMAND}`"
     if (root / "config.json").is_file():
         return f"this is a Hugging Face checkpoint: compile it first: {command}"
     return f"this directory isn't an artifact: make one with `{_COMMAND}`"
