@@ -255,7 +255,7 @@ RW_INLINE F exp2_clamped(F x) {
         return scaled_by(p, x);
     }
 #endif
-    F clamped = vmax(x, splat(-125.0f));
+    F clamped = vmax(splat(-125.0f), x);  // NaN stays NaN
     F shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the nearest integer lands in the low bits
     F f = clamped - (shifted - 12582912.0f);  // exact, in [-1/2, 1/2]
     F p;
