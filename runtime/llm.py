@@ -104,8 +104,8 @@ class LLM:
         """The program's tokenizer. Raises InputError when it has none."""
         if self._engine.tokenizer is None:
             raise InputError(
-                f"{self.artifact.path}: the program has no tokenizer: give token ids, or compile "
-                f"from a checkpoint that brings one"
+                f"{self.artifact.manifest.model.name} was compiled without a tokenizer: give token "
+                f"ids, or compile from a checkpoint that brings one"
             )
         return self._engine.tokenizer
 

@@ -5,8 +5,10 @@ codes: 0 done, 1 a run that failed, 2 bad input, 130 interrupted; errors are one
 says what, where and the next step. With ROPEWAY_DEBUG set, the traceback comes first.
 """
 
+import errno
 import importlib
 import inspect
+import io
 import os
 import sys
 import traceback
@@ -15,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropeway.compiler.errors import RopewayError
+from ropeway.compiler.errors import RopewayError, RunError
 from ropeway.compiler.extras import explain_missing
 from ropeway.compiler.version import VERSION
 
@@ -53,6 +55,11 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 def run() -> None:
     """The console script: run on the process's arguments and exit."""
+    if sys.stdout is None:
+        sys.exit("ropeway: error: there is no standard output to write to: it is closed")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an answer may hold any character
     sys.exit(main(sys.argv[1:]))
 
 
@@ -63,15 +70,20 @@ def main(arguments: list[str]) -> int:
     label = f"ropeway {name}" if known else "ropeway"
     try:
         if known:
-            return _invoke(_build(name), arguments[1:], label)
-        return _invoke(_overview(), arguments or ["--help"], label)
+            code = _invoke(_build(name), arguments[1:], label)
+        else:
+            code = _invoke(_overview(), arguments or ["--help"], label)
+        sys.stdout.flush()
+        return code
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC:
+            _drop_output()
+            error = RunError(f"standard output: {error.strerror}: the result isn't whole")
         explained = _explain(label, error)
         if explained is None:
             raise
@@ -79,6 +91,11 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         print(f"{label}: error: {' '.join(explained[0].split())}", file=sys.stderr)
         return explained[1]
+
+
+def _drop_output() -> None:
+    """Python would complain once more when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(label: str, error: Exception) -> tuple[str, int] | None:

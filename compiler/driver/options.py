@@ -73,12 +73,16 @@ def _positive(name: str, value: object) -> None:
 
 
 def _check_buckets(buckets: Sequence[Bucket], budget: int) -> tuple[Bucket, ...]:
+    if not isinstance(buckets, Sequence):
+        raise InputError(f"buckets: {buckets!r} isn't a list of ropeway.Bucket")
     if not buckets:
         raise InputError("buckets: the list is empty: give one of each kind, or None for defaults")
     for bucket in buckets:
         if not isinstance(bucket, Bucket):
             raise InputError(f"buckets: {bucket!r} isn't a ropeway.Bucket")
         sizes = (bucket.tokens, bucket.requests, bucket.rows)
+        if any(type(size) is not int for size in sizes):
+            raise InputError(f"buckets: {bucket!r}: its sizes aren't all whole numbers")
         if min(sizes) < 1 or max(bucket.requests, bucket.rows) > bucket.tokens:
             raise InputError(
                 f"buckets: {bucket.name} is impossible: tokens >= requests, rows and all positive"

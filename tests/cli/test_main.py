@@ -1,11 +1,12 @@
 """The command as a process: help, version, mistakes; one line and the right exit code."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command import ropeway
+from support.command import PROGRAM, ropeway
 
 from ropeway.compiler.cli.invocation import suggest
 from ropeway.compiler.cli.progress import _logger
@@ -125,3 +126,38 @@ def test_bad_values(tmp_path: Path) -> None:
     out = tmp_path / "m.rope"
     refused(ropeway("compile", "m.gguf", "-o", out, "--dtype", "int3"), "int3", "bfloat16")
     refused(ropeway("compile", "m.gguf", "-o", out, "--max-model-len", "0"), "max_model_len")
+
+
+CORPUS = Path(__file__).parents[1] / "artifact" / "corpus" / "format-1.rope"
+
+
+def _shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("command", ["generate CORPUS hi --max-tokens 3", "inspect CORPUS"])
+def test_a_full_disk_behind_stdout_is_one_line(command: str) -> None:
+    line = f"{PROGRAM} {command.replace('CORPUS', str(CORPUS))}"
+    done = _shell(f"{line} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") <= 2 and "Traceback" not in done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_a_closed_stdout_is_one_line() -> None:
+    done = _shell(f"{PROGRAM} inspect {CORPUS} >&-")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "standard output" in done.stderr
+
+
+def test_an_ascii_terminal_gets_escapes_instead_of_a_traceback() -> None:
+    done = _shell(f"{PROGRAM} generate {CORPUS} hé --max-tokens 8", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

@@ -60,9 +60,10 @@ def chosen_isa(name: str | None = None) -> str:
     """
     found = load_library().rw_select_kernels(name.encode() if name else None)
     if found is None:
+        wanted = name or os.environ.get("ROPEWAY_ISA", "")
         raise TargetError(
-            f"target cpu: instruction set {name or os.environ.get('ROPEWAY_ISA', '')!r} isn't available here: use "
-            f"one of {', '.join(available_isas())}"
+            f"target cpu: instruction set {wanted!r} isn't available here: use one of "
+            f"{', '.join(available_isas())}"
         )
     isa: str = found.decode()
     return isa
