@@ -74,7 +74,7 @@ _INPUTS = "%ids: i32[T] role ids, %positions: i32[T] role positions, %rows: i32[
 
 def text_of(body: str, dtype: str) -> str:
     return f"""module @m format 1 {{
-  dims {{ T in 1..8, L in 1..8 }}
+  dims {{ T in 1..16, L in 1..8 }}
   weight @e : D[40, 8] = ckpt "e"
   weight @v : D[8] = ckpt "v"
   weight @m : D[8, 8] = ckpt "m"
