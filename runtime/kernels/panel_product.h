@@ -45,7 +45,7 @@ constexpr int64_t kTileStride = kPanel;
 
 // Distance in bytes of the software prefetch of B when it streams from memory; see
 // tests/benchmarks/NOTES.md.
-constexpr int64_t kStreamAhead = 4096;
+constexpr int64_t kStreamAhead = 8192;
 
 #if defined(RW_AVX512)
 constexpr int kRowsAtOnce = 12;  // 12 x 2 accumulators of 32 registers

@@ -46,6 +46,8 @@ struct TileUnit {
 template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, bool ONCE, class Before>
 RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c,
                             Before before_store) {
+    // All rows there are: no panel is read again, and the rows should stay in the L1 cache.
+    constexpr bool B_ONCE = STREAM && !ONCE;
     const int64_t a_stride = lda * 2, lower = 16 * lda;
     if (LEFT) RW_TILE_ZERO(0);
     if (RIGHT) RW_TILE_ZERO(1);
@@ -57,13 +59,15 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
             if (STREAM)
                 for (int line = 0; line < 32; line++)
                     __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2);
-            if (LEFT) RW_TILE_LOAD(6, p, 128);
+            if (LEFT && B_ONCE) RW_TILE_LOAD_ONCE(6, p, 128);
+            if (LEFT && !B_ONCE) RW_TILE_LOAD(6, p, 128);
             if (ONCE)
                 RW_TILE_LOAD_ONCE(4, a, a_stride);
             else
                 RW_TILE_LOAD(4, a, a_stride);
             if (LEFT) RW_TILE_DOT(0, 4, 6);
-            if (RIGHT) RW_TILE_LOAD(7, p + 32, 128);
+            if (RIGHT && B_ONCE) RW_TILE_LOAD_ONCE(7, p + 32, 128);
+            if (RIGHT && !B_ONCE) RW_TILE_LOAD(7, p + 32, 128);
             if (RIGHT) RW_TILE_DOT(1, 4, 7);
             if (LOWER && ONCE) RW_TILE_LOAD_ONCE(5, a + lower, a_stride);
             if (LOWER && !ONCE) RW_TILE_LOAD(5, a + lower, a_stride);
