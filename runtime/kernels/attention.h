@@ -217,13 +217,6 @@ static void find_limits(const AttentionArgs& a, const AttentionShape& s, const A
     whole_to = m.high[0] / kBlockTokens;
 }
 
-// With few rows a block takes less time to multiply than to fetch, and the hardware, which guesses
-// within a page, knows nothing of the next block.
-constexpr int64_t kFetchRows = 16;
-RW_INLINE void fetch(const void* from, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)from + at, 0, 2);
-}
-
 template <class T, bool SOFTCAP>
 static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
                           const AttentionTask& t, int64_t tile, const ScoreScale& scale,
@@ -245,10 +238,6 @@ static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const Attenti
     for (int64_t b = from; b < to; b++) {
         const T* keys = (const T*)(k_plane + blocks[b] * a.k_cache.block_stride);
         values[b - from] = (const T*)(v_plane + blocks[b] * a.v_cache.block_stride);
-        if (t.rows <= kFetchRows) {
-            if (b + 1 < to) fetch(k_plane + blocks[b + 1] * a.k_cache.block_stride, k_head);
-            fetch(values[b - from], v_head);
-        }
         panel_product<T>(tiles, m.query, s.query_stride, whole_tiles(t.rows),
                          Segments<T>{&keys, 1, s.dp}, Columns::all, {},
                          m.scores + b * Softmax::kBlock, [&] {
