@@ -1,7 +1,11 @@
 """Two thousand requests of varied shapes: memory and objects stay where they were."""
 
 import gc
+import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 from support.tiny_checkpoint import byte_prompt
@@ -47,7 +51,8 @@ def serve(llm: ropeway.LLM, draw: random.Random) -> None:
         assert error.field == "prompt"
 
 
-def test_memory_is_flat_over_two_thousand_requests(artifact: Path) -> None:
+def measure(artifact: Path) -> dict[str, int | bool]:
+    """What 1,500 requests left behind, after 500 to warm up."""
     draw = random.Random(1)
     with ropeway.LLM(artifact, num_threads=1, kv_cache_memory=1 << 20) as llm:
         for _ in range(WARM):
@@ -60,8 +65,32 @@ def test_memory_is_flat_over_two_thousand_requests(artifact: Path) -> None:
         gc.collect()
         after, left = resident(), len(gc.get_objects())
         stats = llm.stats()
-    assert stats.blocks_used == stats.running == stats.waiting == 0
-    assert stats.blocks_free == stats.blocks_total
-    assert stats.preemptions > 0 and stats.prefix_hits > 0
-    assert after - before < 4 << 20
-    assert left - objects < 300
+    return {
+        "grown": after - before,
+        "objects": left - objects,
+        "idle": stats.blocks_used == stats.running == stats.waiting == 0,
+        "whole": stats.blocks_free == stats.blocks_total,
+        "exercised": stats.preemptions > 0 and stats.prefix_hits > 0,
+    }
+
+
+def test_memory_is_flat_over_two_thousand_requests(artifact: Path) -> None:
+    """In a process of its own: what other tests left would hide or feign a growth."""
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, __file__, str(artifact)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tests)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["idle"] and found["whole"] and found["exercised"]
+    assert found["grown"] < 4 << 20
+    assert found["objects"] < 300
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1]))))

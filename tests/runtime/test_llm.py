@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,8 +120,11 @@ def test_ids_in_parameters_are_held_against_the_vocabulary() -> None:
 
 def test_text_without_a_tokenizer_is_refused_plainly() -> None:
     engine_less = toy_llm()
-    engine_less._engine.artifact = type("A", (), {"path": "m.rope"})()
-    with pytest.raises(InputError, match="no tokenizer"):
+    model = SimpleNamespace(name="m")
+    engine_less._engine.artifact = SimpleNamespace(
+        manifest=SimpleNamespace(model=model, target="toy")
+    )
+    with pytest.raises(InputError, match="m was compiled without a tokenizer"):
         engine_less.generate("hello", GREEDY)
 
 
