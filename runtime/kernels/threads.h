@@ -1,8 +1,9 @@
 // A team of persistent threads that meets at barriers.
 //
-// Waiting spins for some tens of microseconds and then blocks in the kernel. Spinning alone is
-// fastest on an idle machine but collapses (a step measured 100 times slower) as soon as another
-// process takes a core, because the thread that everybody waits for is the one without a core.
+// Waiting spins for some tens of microseconds (a millisecond between jobs) and then blocks in the
+// kernel. Spinning alone is fastest on an idle machine but collapses (a step measured 100 times
+// slower) as soon as another process takes a core, because the thread that everybody waits for is
+// the one without a core.
 #pragma once
 
 #include <atomic>
