@@ -17,7 +17,7 @@ from ropeway.compiler.artifact.reader import Artifact, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.targets.base import activate, device_class
 from ropeway.runtime.checksum import fastest_word_sum
-from ropeway.runtime.devices.base import CacheLayout, Device
+from ropeway.runtime.devices.base import CacheLayout, Device, usable_cores
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.text.assets import SETTINGS_FILE, TOKENIZER_FILE, read_settings
@@ -156,7 +156,7 @@ def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
 
 
 def _threads(options: EngineOptions) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    cores = usable_cores()
     if options.num_threads is None:
         return cores
     if not 1 <= options.num_threads <= _THREADS_A_CORE * cores:

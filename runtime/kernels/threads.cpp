@@ -19,8 +19,8 @@ namespace {
 // a scheduler's time slice (milliseconds).
 constexpr int64_t kSpinNanoseconds = 50'000;
 // Between two steps the host samples and schedules for about a millisecond: a thread that blocked
-// then would be woken twice a step (2% of a decode step of 32 requests). Nobody waits for a thread
-// that spins here, so a neighbour that takes its core costs nothing.
+// then would be woken twice a step (2% of a decode step of 32 requests). No barrier
+// waits for a thread that spins here: a neighbour that takes its core meanwhile stops nobody.
 constexpr uint32_t kIdleSpins = 24;  // times as long as at a barrier
 
 inline void relax() {

@@ -1,7 +1,6 @@
 """The CPU device: plans replayed by the native executor, weights read where they are mapped."""
 
 import ctypes
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from ropeway.runtime.devices.base import (
     Handle,
     StepInputs,
     StepTiming,
+    usable_cores,
 )
 from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.memory import available_bytes
@@ -191,10 +191,3 @@ def _check_manifest(artifact: "Artifact", template: Template) -> None:
                 f"{template.logits.width} logits for up to {template.max_length} tokens: "
                 f"compile the model again"
             )
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

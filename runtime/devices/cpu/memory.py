@@ -17,7 +17,7 @@ class Region:
         """Map `size` bytes. Raises RunError naming `what` when the system refuses."""
         self.size = size
         try:
-            # Private: the default, shared, is never given huge pages (attention 25% slower).
+            # Private: the default, shared, is never given huge pages (attention 15% slower).
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._mapping = mmap.mmap(-1, max(size, 1), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
