@@ -16,6 +16,7 @@ _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
 _SEED = 20240601
 _FIRST_ID = 100  # ids below are special tokens in most vocabularies
+_END_ID = 49000
 
 
 class Workload(msgspec.Struct):
@@ -41,35 +42,41 @@ class Workload(msgspec.Struct):
         )
 
 
-class _Generator:
-    def __init__(self) -> None:
+class TokenIds:
+    """Token ids of a vocabulary, always the same: ids in [100, min(vocab_size, 49000)), or any id
+    of a vocabulary that has no more than a hundred."""
+
+    def __init__(self, vocab_size: int) -> None:
         self._state = _SEED
+        self._first = _FIRST_ID if vocab_size > _FIRST_ID else 0
+        self._count = min(vocab_size, _END_ID) - self._first
 
     def below(self, bound: int) -> int:
+        """A number in 0..bound - 1."""
         self._state = (self._state * _MULTIPLIER + _INCREMENT) % (1 << 64)
         return (self._state >> 33) % bound
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` ids."""
+        return [self._first + self.below(self._count) for _ in range(count)]
 
 
 def make_workload(vocab_size: int, gen: int = 128) -> Workload:
     """The workload for a vocabulary: ids in [100, min(vocab_size, 49000))."""
-    last = min(vocab_size, 49000)
-    if last <= _FIRST_ID:
+    if vocab_size <= _FIRST_ID:
         raise InputError(
             f"vocabulary of {vocab_size} ids: the built-in workload needs more than {_FIRST_ID}; "
             "give --workload FILE"
         )
-    random = _Generator()
-
-    def ids(count: int) -> list[int]:
-        return [_FIRST_ID + random.below(last - _FIRST_ID) for _ in range(count)]
+    ids = TokenIds(vocab_size)
 
     def mixed(count: int) -> list[list[int]]:
-        return [ids(64 + random.below(129)) for _ in range(count)]
+        return [ids.take(64 + ids.below(129)) for _ in range(count)]
 
     return Workload(
         gen=gen,
-        single=ids(128),
-        prefill1024=ids(1024),
+        single=ids.take(128),
+        prefill1024=ids.take(1024),
         batch8=mixed(8),
         batch32=mixed(32),
         server=mixed(48),

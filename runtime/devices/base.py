@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+UInt8Array = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class StepInputs:
     query_start: Int32Array  # [R + 1]
     lengths: Int32Array  # [R]
     rows: Int32Array  # [L], the token rows whose logits are wanted
+    peak_only: UInt8Array | None = None  # [L], 1 where the largest logit is all that is read
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -81,7 +83,10 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A submitted step; `logits` is float32 [L, V], valid until the next submit."""
+    """A submitted step; `logits` is float32 [L, V], valid until the next submit.
+
+    A device may leave out the rows that `StepInputs.peak_only` marks.
+    """
 
     number: int
     bucket: Bucket

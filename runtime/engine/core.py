@@ -188,8 +188,9 @@ class EngineCore:
     # -- one step ---------------------------------------------------------------------------
 
     def _run(self, plan: StepPlan) -> list[Update]:
-        inputs = build_step_inputs(plan, self._tables)
         batch, drawn = self._rows.build(plan, self._sampling) if plan.rows else (None, [])
+        peak_only = None if batch is None else batch.peak_only(plan.rows)
+        inputs = build_step_inputs(plan, self._tables, peak_only)
         began = time.perf_counter()
         if plan.copies:
             self._device.copy_blocks(plan.copies)

@@ -6,12 +6,14 @@ then the row to sample from, which is the order that the engine's sample batch r
 
 import numpy as np
 
-from ropeway.runtime.devices.base import StepInputs
+from ropeway.runtime.devices.base import StepInputs, UInt8Array
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.plan import StepPlan
 
 
-def build_step_inputs(plan: StepPlan, tables: BlockTables) -> StepInputs:
+def build_step_inputs(
+    plan: StepPlan, tables: BlockTables, peak_only: UInt8Array | None = None
+) -> StepInputs:
     """The inputs of one step of `plan`, whose sequences are all in their slots."""
     chunks = plan.chunks
     slots = np.array([c.seq.slot for c in chunks], np.intp)
@@ -39,6 +41,7 @@ def build_step_inputs(plan: StepPlan, tables: BlockTables) -> StepInputs:
         query_start=query_start,
         lengths=lengths,
         rows=_rows(plan, query_start),
+        peak_only=peak_only,
     )
 
 

@@ -32,6 +32,10 @@ struct AttentionScratch {
     float *old_scale, *new_scale;
 };
 
+// Up to so many query rows the time goes into fetching keys and values: a tile's values are then
+// asked for while its keys are worked on, and the next tile's keys while the values are.
+constexpr int64_t kFetchRows = 4;
+
 struct AttentionTask {
     int64_t request, head;    // head: of the kv heads
     int64_t first_row, rows;  // of the request's tokens * group rows
@@ -217,10 +221,32 @@ static void find_limits(const AttentionArgs& a, const AttentionShape& s, const A
     whole_to = m.high[0] / kBlockTokens;
 }
 
+RW_INLINE void fetch_plane(const char* plane, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(plane + at, 0, 2);
+}
+
+// The tile of keys that this thread takes next, if any.
+struct NextTile {
+    const AttentionTask* task = nullptr;
+    int64_t tile = 0;
+
+    void fetch_block(const AttentionArgs& a, int64_t number) const {
+        if (!task || task->rows > kFetchRows) return;
+        const int64_t from = larger(task->begin, tile * kTileTokens) / kBlockTokens + number;
+        const int64_t end = smaller(task->end, (tile + 1) * kTileTokens);
+        if (from * kBlockTokens >= end) return;
+        const int64_t k_head = cache_block_bytes(1, a.head_dim, a.dtype);
+        const int64_t block = a.block_table[task->request * a.table_stride + from];
+        fetch_plane((const char*)a.k_cache.data + block * a.k_cache.block_stride +
+                        task->head * k_head,
+                    k_head);
+    }
+};
+
 template <class T, bool SOFTCAP>
 static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
                           const AttentionTask& t, int64_t tile, const ScoreScale& scale,
-                          AttentionScratch<T>& m, const Partial& out) {
+                          AttentionScratch<T>& m, const Partial& out, const NextTile& next) {
     typedef TileSoftmax<T, SOFTCAP> Softmax;
     const int64_t base = tile * kTileTokens, first_block = base / kBlockTokens;
     const int64_t from = larger(t.begin - base, (int64_t)0) / kBlockTokens;
@@ -235,9 +261,11 @@ static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const Attenti
     find_limits(a, s, t, base, m, softmax.whole_from, softmax.whole_to);
     softmax.start();
     const T* values[kTileBlocks];
+    const bool fetch = t.rows <= kFetchRows;
     for (int64_t b = from; b < to; b++) {
         const T* keys = (const T*)(k_plane + blocks[b] * a.k_cache.block_stride);
         values[b - from] = (const T*)(v_plane + blocks[b] * a.v_cache.block_stride);
+        if (fetch) fetch_plane((const char*)values[b - from], v_head);
         panel_product<T>(tiles, m.query, s.query_stride, whole_tiles(t.rows),
                          Segments<T>{&keys, 1, s.dp}, Columns::all, {},
                          m.scores + b * Softmax::kBlock, [&] {
@@ -248,6 +276,7 @@ static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const Attenti
     softmax.finish_maxima(out.top);
     weighted_values<T>(tiles, m.scores + from * Softmax::kBlock, Softmax::kBlock, t.rows, values,
                        to - from, s.dvp, out.values, [&](int64_t b, int64_t first, int64_t last) {
+                           if (first == 0) next.fetch_block(a, b);
                            softmax.weigh(from + b, first, last, out.top);
                        });
     softmax.finish_sums(out.total);
@@ -257,9 +286,9 @@ static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const Attenti
 template <class T>
 static void attend_tile(TileUnit& tiles, const AttentionArgs& a, const AttentionShape& s,
                         const AttentionTask& t, int64_t tile, const ScoreScale& scale,
-                        AttentionScratch<T>& m, const Partial& out) {
-    scale.outer != 0.0f ? attend_blocks<T, true>(tiles, a, s, t, tile, scale, m, out)
-                        : attend_blocks<T, false>(tiles, a, s, t, tile, scale, m, out);
+                        AttentionScratch<T>& m, const Partial& out, const NextTile& next) {
+    scale.outer != 0.0f ? attend_blocks<T, true>(tiles, a, s, t, tile, scale, m, out, next)
+                        : attend_blocks<T, false>(tiles, a, s, t, tile, scale, m, out, next);
 }
 
 // --- merging partials, in ascending order of tiles ---
@@ -308,19 +337,31 @@ template <class T>
 static void share_tasks(const Context& ctx, const AttentionArgs& a, const AttentionShape& s,
                         const ScoreScale& scale, AttentionScratch<T>& m, int64_t cost) {
     TileUnit tiles;
+    const auto attend = [&](const AttentionTask& t, const AttentionTask* after) {
+        load_queries<T>(a, s, t, m.query);
+        const int64_t first = first_tile(t), last = last_tile(t);
+        for (int64_t tile = first; tile < last; tile++) {
+            const NextTile next = tile + 1 < last ? NextTile{&t, tile + 1}
+                                  : after         ? NextTile{after, first_tile(*after)}
+                                                  : NextTile{};
+            attend_tile<T>(tiles, a, s, t, tile, scale, m, tile == first ? m.result : m.partial,
+                           next);
+            if (tile > first) merge_partial(s, t.rows, m.partial, m);
+        }
+        finish_rows(a, s, t, m);
+    };
     int64_t before = 0;
+    AttentionTask held;  // each task waits until the one after it is known
+    bool holds = false;
     each_task(a, s.group, [&](const AttentionTask& t) {
         const int64_t middle = before + task_cost(t) / 2;
         before += task_cost(t);
         if (middle * ctx.size / cost != ctx.rank) return;
-        load_queries<T>(a, s, t, m.query);
-        const int64_t first = first_tile(t);
-        for (int64_t tile = first; tile < last_tile(t); tile++) {
-            attend_tile<T>(tiles, a, s, t, tile, scale, m, tile == first ? m.result : m.partial);
-            if (tile > first) merge_partial(s, t.rows, m.partial, m);
-        }
-        finish_rows(a, s, t, m);
+        if (holds) attend(held, &t);
+        held = t;
+        holds = true;
     });
+    if (holds) attend(held, nullptr);
 }
 
 // Too few tasks for the team: tiles of keys are shared, partials meet in the shared scratch.
@@ -342,7 +383,9 @@ static void share_tiles(const Context& ctx, const AttentionArgs& a, const Attent
                 if (item < mine.begin || item >= mine.end) continue;
                 if (!loaded) load_queries<T>(a, s, t, m.query);
                 loaded = true;
-                attend_tile<T>(tiles, a, s, t, tile, scale, m, record_of(item));
+                const NextTile next =
+                    tile + 1 < last_tile(t) ? NextTile{&t, tile + 1} : NextTile{};
+                attend_tile<T>(tiles, a, s, t, tile, scale, m, record_of(item), next);
             }
         });
     }

@@ -74,7 +74,7 @@ struct RwProgramSpec {
     const ropeway::CacheRecord* caches;
     const int64_t* row_bytes;
     int64_t step_count, weight_count, cache_count, buffer_count;
-    int64_t max_length, groups;
+    int64_t max_length, groups, head;
     void* arena;
 };
 
@@ -86,7 +86,7 @@ ROPEWAY_API Program* rw_program_create(Team* team, const RwProgramSpec* spec, co
                            {spec->weights, spec->weights + spec->weight_count},
                            {spec->caches, spec->caches + spec->cache_count},
                            {spec->row_bytes, spec->row_bytes + spec->buffer_count},
-                           spec->max_length, spec->groups, spec->arena);
+                           spec->max_length, spec->groups, spec->head, spec->arena);
     } catch (const std::exception&) {
         return nullptr;
     }
@@ -118,6 +118,10 @@ ROPEWAY_API void rw_program_run(Program* program, int32_t bucket, const ropeway:
     *report = program->run(bucket, *data, limit, stamps);
 }
 
+ROPEWAY_API void rw_program_peaks(const Program* program, ropeway::Peaks* peaks) {
+    *peaks = program->peaks();
+}
+
 ROPEWAY_API void rw_program_run_together(Program* program, const int32_t* buckets,
                                          const ropeway::StepData* data, int64_t count,
                                          int64_t limit, ropeway::RunReport* report) {
@@ -131,6 +135,7 @@ ROPEWAY_API int32_t rw_record_bytes(int32_t which) {
         case 2: return sizeof(ropeway::WeightRecord);
         case 3: return sizeof(ropeway::CacheRecord);
         case 4: return sizeof(ropeway::StepData);
-        default: return sizeof(ropeway::RunReport);
+        case 5: return sizeof(ropeway::RunReport);
+        default: return sizeof(ropeway::Peaks);
     }
 }

@@ -9,6 +9,8 @@
 namespace ropeway {
 namespace {
 
+constexpr int64_t kFetchAheadBytes = 256 << 10;  // a part of a 2 MiB L2
+
 template <class... Handlers>
 struct Overloaded : Handlers... {
     using Handlers::operator()...;
@@ -51,10 +53,11 @@ void Workspace::reserve(size_t bytes) {
 
 Program::Program(Team* team, const KernelTable* table, std::vector<StepRecord> steps,
                  std::vector<WeightRecord> weights, std::vector<CacheRecord> caches,
-                 std::vector<int64_t> row_bytes, int64_t max_length, int64_t groups, void* arena)
+                 std::vector<int64_t> row_bytes, int64_t max_length, int64_t groups, int64_t head,
+                 void* arena)
     : team_(team), table_(table), records_(std::move(steps)), weights_(std::move(weights)),
       caches_(std::move(caches)), row_bytes_(std::move(row_bytes)), max_length_(max_length),
-      groups_(groups), arena_(static_cast<char*>(arena)), keys_(caches_.size()),
+      groups_(groups), head_(head), arena_(static_cast<char*>(arena)), keys_(caches_.size()),
       values_(caches_.size()), scratch_(static_cast<size_t>(team->size())) {
     const std::vector<int64_t> nowhere(row_bytes_.size(), 0);
     for (const StepRecord& record : records_) {
@@ -81,6 +84,15 @@ int Program::add_bucket(int64_t tokens, int64_t requests, int64_t rows, const in
         const ScratchNeed own = scratch_need(bucket->steps.back(), *bucket);
         need.per_thread = std::max(need.per_thread, own.per_thread);
         need.shared = std::max(need.shared, own.shared);
+    }
+    bucket->coming.assign(records_.size(), -1);
+    for (size_t i = records_.size(); i-- > 1;) {
+        const bool reads = std::holds_alternative<NormGemm>(bucket->steps[i].arguments);
+        bucket->coming[i - 1] = reads ? static_cast<int32_t>(i) : bucket->coming[i];
+    }
+    if (head_ >= 0) {
+        const auto most = static_cast<size_t>(rows * team_->size());
+        if (most > peaks_.size()) peaks_.resize(most);
     }
     for (Workspace& scratch : scratch_) scratch.reserve(need.per_thread);
     shared_.reserve(need.shared);
@@ -185,6 +197,7 @@ void Program::patch(BoundStep& step, const StepData& data) const {
                 args.gemm.rows = rows;
                 args.norm.rows = rows;
                 args.gemm.norm = args.normed ? &args.norm : nullptr;
+                args.gemm.peaks = nullptr;
             },
             [&](EmbeddingArgs& args) {
                 args.rows = rows;
@@ -258,6 +271,31 @@ RunReport Program::prepare(int number, const StepData& data) {
     return {};
 }
 
+void Program::want_peaks(BucketRecord& bucket, const StepData& data) {
+    peaks_found_ = {nullptr, 0, 0};
+    if (head_ < 0) return;
+    GemmArgs& head = std::get<NormGemm>(bucket.steps[static_cast<size_t>(head_)].arguments).gemm;
+    head.peaks = peaks_.data();
+    head.peak_only = data.peak_only;
+    peaks_found_ = {peaks_.data(), team_->size(), data.rows};
+}
+
+// The weights that the step `coming` after `step` takes first, for kernels that leave memory idle.
+void Program::fetch_part(Context& context, const BucketRecord& bucket, int64_t step) const {
+    const int32_t coming = bucket.coming[static_cast<size_t>(step)];
+    context.ahead = context.ahead_end = nullptr;
+    if (coming < 0) return;
+    const GemmArgs& gemm =
+        std::get<NormGemm>(bucket.steps[static_cast<size_t>(coming)].arguments).gemm;
+    const DType type = (gemm.norm != nullptr ? gemm.norm->x : gemm.x).dtype;
+    const int64_t panels = round_up(gemm.n, kPanel) / kPanel;
+    const int64_t bytes = round_up(gemm.k, kPanel) * kPanel * item_size(type);
+    const int64_t first = panels * context.rank / context.size * bytes;
+    const int64_t end = panels * (context.rank + 1) / context.size * bytes;
+    context.ahead = static_cast<const char*>(gemm.weight) + first;
+    context.ahead_end = context.ahead + std::min(end - first, kFetchAheadBytes);
+}
+
 void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps) {
     const auto total = static_cast<int64_t>(records_.size());
     struct Job {
@@ -284,6 +322,7 @@ void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64
                         *program.buckets_[static_cast<size_t>(job.buckets[j])];
                     const BoundStep& step = bucket.steps[static_cast<size_t>(i)];
                     if (bucket.counts[static_cast<int>(step.rows)] == 0) continue;
+                    program.fetch_part(context, bucket, i);
                     program.execute(context, step);
                     program.team_->barrier();
                 }
@@ -295,7 +334,9 @@ void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64
 
 RunReport Program::run(int bucket, const StepData& data, int64_t limit, int64_t* stamps) {
     const RunReport report = prepare(bucket, data);
-    if (report.fault == 0) replay(&bucket, 1, limit, stamps);
+    if (report.fault != 0) return report;
+    want_peaks(*buckets_[static_cast<size_t>(bucket)], data);
+    replay(&bucket, 1, limit, stamps);
     return report;
 }
 

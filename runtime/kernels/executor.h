@@ -54,6 +54,14 @@ struct StepData {
     const int32_t* const* block_tables;  // one per cache group: [requests, table_widths[g]]
     const int64_t* table_widths;
     int64_t groups;
+    const uint8_t* peak_only;  // [rows]: not 0 where only the largest logit is read; or null
+};
+
+// The largest logit of each row, found in parts: that of row r is the merger of
+// parts[p * rows + r], p ascending. No parts: the program doesn't find peaks.
+struct Peaks {
+    const Peak* parts;
+    int64_t count, rows;
 };
 
 enum class Fault : int32_t {
@@ -87,6 +95,7 @@ struct BucketRecord {
     int64_t tokens, requests, rows;
     std::vector<BoundStep> steps;
     int64_t counts[3] = {0, 0, 0};  // true sizes of the step being run
+    std::vector<int32_t> coming;    // per step: the next one that reads weights at length, or -1
 };
 
 // 64-byte aligned memory that holds anything.
@@ -105,7 +114,8 @@ class Program {
 public:
     Program(Team* team, const KernelTable* table, std::vector<StepRecord> steps,
             std::vector<WeightRecord> weights, std::vector<CacheRecord> caches,
-            std::vector<int64_t> row_bytes, int64_t max_length, int64_t groups, void* arena);
+            std::vector<int64_t> row_bytes, int64_t max_length, int64_t groups, int64_t head,
+            void* arena);
 
     // Binds the steps for one bucket and reserves its scratch; returns the bucket's number.
     int add_bucket(int64_t tokens, int64_t requests, int64_t rows, const int64_t* offsets);
@@ -123,6 +133,8 @@ public:
                            int64_t limit);
 
     int64_t blocks() const { return blocks_; }
+    // Of the last step that ran alone; valid until the next.
+    Peaks peaks() const { return peaks_found_; }
 
 private:
     BoundStep bind(const StepRecord& record, const int64_t* offsets) const;
@@ -135,6 +147,9 @@ private:
     RunReport check_requests(const StepData& data) const;
     // Checks the data and fills the true sizes and host arrays in.
     RunReport prepare(int bucket, const StepData& data);
+    // Has the step that makes the logits find their peaks.
+    void want_peaks(BucketRecord& bucket, const StepData& data);
+    void fetch_part(Context& context, const BucketRecord& bucket, int64_t step) const;
     void patch(BoundStep& step, const StepData& data) const;
     void replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps);
     void execute(const Context& context, const BoundStep& step) const;
@@ -146,6 +161,7 @@ private:
     std::vector<CacheRecord> caches_;
     std::vector<int64_t> row_bytes_;
     int64_t max_length_, groups_;
+    int64_t head_;  // the GEMM that makes the logits, or -1
     int64_t id_limit_ = INT64_MAX, position_limit_ = INT64_MAX;
     char* arena_;
     char* cache_ = nullptr;
@@ -154,6 +170,8 @@ private:
     std::vector<std::unique_ptr<BucketRecord>> buckets_;
     std::vector<Workspace> scratch_;
     Workspace shared_;
+    std::vector<Peak> peaks_;
+    Peaks peaks_found_ = {nullptr, 0, 0};
 };
 
 // One line per kernel, as compiler/targets/cpu/kernel_table.py states it.

@@ -42,10 +42,11 @@ static void pack_row(const GemmArgs& a, int64_t r, int64_t kp, bool write_sum, o
 }
 
 // A product that waits in c to be written: columns [from, to) of the 32 from `column` of y, rows
-// first.. of y.
+// first.. of y. Peaks, where wanted, are this thread's own, by row of y.
 struct Pending {
     const float* c = nullptr;
     int64_t first = 0, rows = 0, column = 0, from = 0, to = 0;
+    Peak* peaks = nullptr;
 };
 
 template <class T, class Out>
@@ -90,6 +91,42 @@ struct GluFinish {
     }
 };
 
+// f32 with the largest of each row. A row that nobody reads isn't written: the logits of a greedy
+// step of 32 rows are 6 MB.
+template <class T>
+struct PeakFinish {
+    static constexpr int kProducts = 1;
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
+        const float* c = t.c;
+        for (int64_t r = t.first; r < t.first + t.rows; r++, c += kTileStride) {
+            const float* values = c;
+            alignas(64) float biased[kPanel];
+            if (a.bias) {
+                for (int64_t i = t.from; i < t.to; i += W)
+                    store(biased + i,
+                          load(c + i) + load_some((const T*)a.bias + t.column + i, t.to - i));
+                values = biased;
+            }
+            // Few panels hold a new peak; columns from `to` on may hold anything, which only costs
+            // a look.
+            bool below = true;
+            for (int64_t i = t.from; i < t.to; i += W)
+                below &= all_at_most(load(values + i), t.peaks[r].value);
+            if (!below) raise(values, t, t.peaks[r]);
+            if (a.peak_only && a.peak_only[r]) continue;
+            float* y = row<float>(a.y, r) + t.column;
+            for (int64_t i = t.from; i < t.to; i += W)
+                store_some(y + i, load(values + i), t.to - i);
+        }
+    }
+    static void raise(const float* values, const Pending& t, Peak& peak) {
+        for (int64_t i = t.from; i < t.to; i++) {
+            peak.bad |= !(values[i] < kInf);  // also true for NaN
+            if (values[i] > peak.value) peak.value = values[i], peak.index = (int32_t)(t.column + i);
+        }
+    }
+};
+
 // Panels are shared in halves, so that an odd number of them still splits evenly. A tile is
 // finished while the dot products of the next are under way.
 template <class T, class Out, class Finish>
@@ -102,6 +139,7 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
     alignas(64) float buffers[2][Finish::kProducts * kTile];
     int which = 0;
     Pending last;
+    Peak* peaks = a.peaks ? a.peaks + ctx.rank * a.rows : nullptr;
     TileUnit tiles;
     for (int64_t h = halves.begin; h < halves.end;) {
         const int64_t p = h / 2;
@@ -115,7 +153,8 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
         for (int64_t r = 0; r < rows; r += kRowsBest) {
             const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
             float* c = buffers[which];
-            for (int64_t i = 0; i < n; i++)
+            // Not for few rows: their part of y is small, and memory has enough to do.
+            for (int64_t i = 0; i < n && rows > kRowsBest; i++)
                 __builtin_prefetch(row<Out>(a.y, first + r + i) + p * kPanel, 1, 3);
             for (int product = 0; product < Finish::kProducts; product++) {
                 const T* panel = (const T*)a.weight + (p + product * panels) * kp * kPanel;
@@ -127,7 +166,7 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
                                      if (product == 0) Finish::run(a, last);
                                  });
             }
-            last = {c, first + r, n, p * kPanel, from, to};
+            last = {c, first + r, n, p * kPanel, from, to, peaks};
             which ^= 1;
         }
     }
@@ -141,6 +180,7 @@ static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
     const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
     const int64_t chunk = chunk_rows(a.rows, kp, item), stride = packed_stride(kp, item);
     operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
+    for (int64_t r = 0; a.peaks && r < a.rows; r++) a.peaks[ctx.rank * a.rows + r] = Peak();
     for (int64_t first = 0; first < a.rows; first += chunk) {
         const int64_t rows = smaller(chunk, a.rows - first);
         if (as_it_is) {
@@ -167,6 +207,7 @@ static void gemm_typed(const Context& ctx, const GemmArgs& a) {
             return gemm_chunks<T, T, GluFinish<T, Activation::gelu_tanh>>(ctx, a);
         case Epilogue::none: break;
     }
+    if (a.peaks) return gemm_chunks<T, float, PeakFinish<T>>(ctx, a);
     if constexpr (sizeof(T) == 4)
         gemm_chunks<T, T>(ctx, a);
     else

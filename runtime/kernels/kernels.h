@@ -17,6 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "peak.h"
+
 namespace ropeway {
 
 enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i32 = 3, i64 = 4, boolean = 5 };
@@ -53,6 +55,10 @@ struct Context {
     void* shared = nullptr;                           // one for the whole team
     void (*barrier)(void* team, int rank) = nullptr;  // may be null when size == 1
     void* team = nullptr;
+    // This thread's part of the next weights to come: kernels that leave memory idle fetch from
+    // here and move `ahead` on. Null when nothing is known to come.
+    mutable const char* ahead = nullptr;
+    const char* ahead_end = nullptr;
 };
 struct ScratchNeed {
     size_t per_thread = 0;
@@ -93,6 +99,9 @@ struct LayerNormArgs {  // y = round((x - mean) * rsqrt(var + eps) * gain + bias
 // the others (n/2 a multiple of 32), y is [rows, n/2] of x.dtype, and y = round(round(act(gate)) *
 // up) with gate and up = round(x W^T + bias): bit for bit what gemm and then glu give, without the
 // matrix between them. `add` must be null.
+// With `peaks` set (y f32, no `add`, no glu) thread t writes the peak of row r over its own columns,
+// which lie before those of thread t + 1, to peaks[t * rows + r]; row r of y is then written unless
+// peak_only[r] isn't 0.
 enum class Epilogue : int32_t { none = 0, silu = 1, gelu = 2, gelu_tanh = 3 };
 struct GemmArgs {
     int64_t rows = 0, n = 0, k = 0;
@@ -101,6 +110,8 @@ struct GemmArgs {
     const void* bias = nullptr;
     const RmsNormArgs* norm = nullptr;
     Epilogue epilogue = Epilogue::none;
+    Peak* peaks = nullptr;               // [team size][rows]
+    const uint8_t* peak_only = nullptr;  // [rows], or null for none
 };
 // `rows` at its largest (the bucket's); need is monotone in rows.
 ScratchNeed gemm_scratch(const GemmArgs& args);

@@ -55,6 +55,22 @@ static void write_values(const float* x, int64_t stride, int64_t rows, int64_t o
                    (size_t)smaller<int64_t>(width - p, kPanel) * sizeof(float));
 }
 
+// A token's keys lie in as many cache lines as a head has words, all of them from memory: asked for
+// together they come three times as fast as one by one.
+static void fetch_run(char* k_block, char* v_block, const KvWriteArgs& a, int64_t offset,
+                      int64_t k_head, int64_t v_head) {
+    const int64_t lane = offset * 4, pair = offset / 2 * 2 * kPanel * item_size(a.dtype);
+    for (int64_t h = 0; h < a.kv_heads; h++) {
+        for (int64_t at = lane; at < k_head; at += kBlockTokens * 4)
+            __builtin_prefetch(k_block + h * k_head + at, 1, 2);
+        const int64_t panel = kBlockTokens * kPanel * item_size(a.dtype);
+        for (int64_t at = pair; at < v_head; at += panel) {
+            __builtin_prefetch(v_block + h * v_head + at, 1, 2);
+            __builtin_prefetch(v_block + h * v_head + at + 64, 1, 2);
+        }
+    }
+}
+
 template <class T>
 static void write_run(const KvWriteArgs& a, int64_t first, int64_t rows) {
     const int64_t block = block_of(a.slots[first]), offset = a.slots[first] % kBlockTokens;
@@ -67,6 +83,7 @@ static void write_run(const KvWriteArgs& a, int64_t first, int64_t rows) {
         memset(k_block, 0, (size_t)(a.kv_heads * k_head));
         memset(v_block, 0, (size_t)(a.kv_heads * v_head));
     }
+    if (rows == 1) fetch_run(k_block, v_block, a, offset, k_head, v_head);
     for (int64_t h = 0; h < a.kv_heads; h++) {
         const T* k = row<T>(a.k, first) + h * a.head_dim;
         const T* v = row<T>(a.v, first) + h * a.v_head_dim;

@@ -149,7 +149,8 @@ struct RowSampler {
 
     int32_t run(int64_t index) {
         args.tokens[index] = -1;
-        const Peak raw = sampler.loops.peak(x, n);
+        if (args.peak_only != nullptr && args.peak_only[row.row] && !only_peak()) return kNoLogits;
+        const Peak raw = raw_peak();
         if (raw.bad) return kNotFinite;
         if (raw.value == -kInfinity) return kAllMasked;
         int32_t token = row.target;
@@ -160,6 +161,20 @@ struct RowSampler {
         args.tokens[index] = token;
         if (row.want_logprob) report(index, raw, token);
         return kSampled;
+    }
+
+    // Whether the answer follows from the peak alone.
+    bool only_peak() const {
+        return row.target < 0 && row.temperature < kGreedyBelow && !row.want_logprob &&
+               row.bias_count == 0 && row.ban_count == 0 && sampler.slot(row.slot) == nullptr;
+    }
+
+    Peak raw_peak() const {
+        if (args.peaks == nullptr) return sampler.loops.peak(x, n);
+        Peak peak = args.peaks[row.row];
+        for (int64_t p = 1; p < args.peak_parts; ++p)
+            peak.merge(args.peaks[p * args.peak_rows + row.row]);
+        return peak;
     }
 
     int32_t draw(const Peak& raw, int32_t& token) {

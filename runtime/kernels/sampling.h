@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "peak.h"
+
 #if defined(_WIN32)
 #define ROPEWAY_API extern "C" __declspec(dllexport)
 #else
@@ -48,6 +50,7 @@ enum SampleStatus : int32_t {
     kNotFinite = 1,  // NaN or +inf among the logits
     kAllMasked = 2,  // nothing left to draw
     kNoMemory = 3,
+    kNoLogits = 4,  // the row's logits weren't kept, but more than their peak is asked for
 };
 
 class Sampler;
@@ -56,6 +59,11 @@ struct SampleArgs {
     Sampler* sampler;
     const float* logits;
     int64_t logits_stride;  // elements between rows
+    // Peaks of the logits, when whoever made them found these: that of row r is the merger of
+    // peaks[p * peak_rows + r]. Null: the sampler looks for itself.
+    const Peak* peaks;
+    int64_t peak_parts, peak_rows;
+    const uint8_t* peak_only;  // [peak_rows]: not 0 where there are no logits, only the peak; or null
     const SampleRow* rows;
     int64_t count;
     const int32_t* bias_ids;

@@ -3,13 +3,9 @@
 
 #include <cstdint>
 
-namespace ropeway {
+#include "peak.h"
 
-struct Peak {
-    float value;    // the largest logit
-    int32_t index;  // the lowest id that has it
-    bool bad;       // NaN or +inf seen
-};
+namespace ropeway {
 
 constexpr int64_t kSumBlock = 512;
 

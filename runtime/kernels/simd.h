@@ -94,6 +94,18 @@ RW_INLINE F vmin(F a, F b) {
     return a < b ? a : b;
 #endif
 }
+// Whether every lane of v is at most x; never where a lane is NaN.
+RW_INLINE bool all_at_most(F v, float x) {
+#if defined(RW_AVX512)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_LE_OQ) == 0xffff;
+#elif defined(RW_AVX2)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(x), _CMP_LE_OQ)) == 0xff;
+#else
+    bool all = true;
+    for (int i = 0; i < W; i++) all &= v[i] <= x;
+    return all;
+#endif
+}
 RW_INLINE F vabs(F a) { return as_f(as_u(a) & 0x7fffffffu); }
 
 // --- loads and stores ---

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropeway.compiler.errors import RunError
-from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.runtime.sampling.params import GREEDY_BELOW, SamplingParams
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -158,6 +158,21 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.requests)
 
+    def peak_only(self, count: int) -> npt.NDArray[np.uint8]:
+        """[count]: 1 for each of the step's rows of logits of which only the largest is read."""
+        rows = self.rows
+        reads_more = (
+            (rows["temperature"] >= GREEDY_BELOW)
+            | (rows["want_logprob"] != 0)
+            | (rows["target"] >= 0)
+            | (rows["slot"] >= 0)
+            | (rows["bias_count"] > 0)
+            | (rows["ban_count"] > 0)
+        )
+        only = np.ones(count, np.uint8)
+        only[rows["row"][reads_more]] = 0
+        return only
+
     @classmethod
     def build(cls, wanted: Sequence[WantedRow], resets: Iterable[SlotReset] = ()) -> "SampleBatch":
         """Packs the rows. Raises RunError when a row with penalties has no slot of its own."""
@@ -287,12 +302,15 @@ STATUS_OK = 0
 STATUS_NOT_FINITE = 1
 STATUS_ALL_MASKED = 2
 STATUS_NO_MEMORY = 3
+STATUS_NO_LOGITS = 4
 
 _MESSAGES = {
     STATUS_NOT_FINITE: "the model's logits hold NaN or +inf: the weights or a kernel are damaged, "
     "run `ropeway inspect` on the artifact or load it with verify='full'",
     STATUS_ALL_MASKED: "no token is left to draw: the model's logits and the banned ids exclude "
     "all of them; lower min_tokens or remove stop_token_ids",
+    STATUS_NO_LOGITS: "the step didn't keep the logits that this request is sampled from: a fault of "
+    "the engine, please report it",
     STATUS_NO_MEMORY: "out of memory while sampling: lower max_num_seqs or kv_cache_memory",
 }
 

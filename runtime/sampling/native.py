@@ -7,6 +7,10 @@ of a batch may be shared out over a team of threads, whose answer is bit-equal t
 import ctypes
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from ropeway.compiler.errors import RunError
 from ropeway.runtime.sampling.batch import (
@@ -29,6 +33,10 @@ class SampleArgs(ctypes.Structure):
         ("sampler", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("logits_stride", ctypes.c_int64),
+        ("peaks", ctypes.c_void_p),
+        ("peak_parts", ctypes.c_int64),
+        ("peak_rows", ctypes.c_int64),
+        ("peak_only", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("bias_ids", ctypes.c_void_p),
@@ -41,6 +49,17 @@ class SampleArgs(ctypes.Structure):
         ("top_logprobs", ctypes.c_void_p),
         ("status", ctypes.c_void_p),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPeaks:
+    """The largest logit of each row, as `Peak` of runtime/kernels/peak.h: `parts` x `rows` of them
+    at `address`; a row's is the merger of its parts. Rows that `only` marks have no logits."""
+
+    address: int
+    parts: int
+    rows: int
+    only: npt.NDArray[np.uint8] | None = None
 
 
 def declare(library: ctypes.CDLL) -> None:
@@ -83,16 +102,22 @@ class NativeSampler:
         self._free()
 
     def sample(
-        self, logits: F32, batch: SampleBatch, run: Callable[[int], None] | None = None
+        self,
+        logits: F32,
+        batch: SampleBatch,
+        run: Callable[[int], None] | None = None,
+        peaks: RowPeaks | None = None,
     ) -> SampleResult:
         """Answers every row of the batch; `logits` is f32 [L, V], rows may be strided.
 
         `run(address)` gets the address of a `SampleArgs` and has each thread of a team call
-        `ropeway_sample_rows(address, rank, size)`; None samples on this thread. Raises RunError
-        for a batch that doesn't fit the logits; a row that can't be sampled is a fault of the
+        `ropeway_sample_rows(address, rank, size)`; None samples on this thread. `peaks`, where
+        the device found them with the logits, spare a pass over each row. Raises RunError for a batch that doesn't fit the logits; a row that can't be sampled is a fault of the
         result.
         """
         check_batch(logits, batch, self._vocab_size)
+        if peaks and peaks.rows != logits.shape[0]:
+            raise RunError(f"peaks of {peaks.rows} rows for {logits.shape[0]} rows of logits")
         for reset in batch.resets:
             self._reset(reset)
         result, status = empty_result(batch)
@@ -100,6 +125,10 @@ class NativeSampler:
             sampler=self._sampler,
             logits=logits.ctypes.data,
             logits_stride=logits.strides[0] // logits.itemsize,
+            peaks=peaks.address if peaks else None,
+            peak_parts=peaks.parts if peaks else 0,
+            peak_rows=peaks.rows if peaks else 0,
+            peak_only=peaks.only.ctypes.data if peaks and peaks.only is not None else None,
             rows=batch.rows.ctypes.data,
             count=len(batch),
             bias_ids=batch.bias_ids.ctypes.data,

@@ -66,7 +66,8 @@ class GemmArgs(ctypes.Structure):
     _fields_ = [
         ("rows", c_int64), ("n", c_int64), ("k", c_int64), ("x", View), ("y", View),
         ("add", View), ("weight", c_void_p), ("bias", c_void_p),
-        ("norm", ctypes.POINTER(RmsNormArgs)), ("epilogue", c_int32),
+        ("norm", ctypes.POINTER(RmsNormArgs)), ("epilogue", c_int32), ("peaks", c_void_p),
+        ("peak_only", c_void_p),
     ]  # fmt: skip
 
 

@@ -21,13 +21,14 @@ from ropeway.runtime.devices.base import (
     Handle,
     StepInputs,
     StepTiming,
+    UInt8Array,
     usable_cores,
 )
 from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.memory import available_bytes
 from ropeway.runtime.devices.cpu.native import Team
 from ropeway.runtime.devices.cpu.program import CacheMemory, Program
-from ropeway.runtime.sampling.native import NativeSampler
+from ropeway.runtime.sampling.native import NativeSampler, RowPeaks
 from ropeway.runtime.selfcheck import check_program
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class CpuDevice:
         self._sampler: NativeSampler | None = None
         self._weight_bytes = 0
         self._steps = 0
+        self._peak_only: UInt8Array | None = None  # of the last step
 
     def load(self, artifact: "Artifact", num_threads: int | None = None) -> None:
         """See Device.load. Every bucket is checked, bound and run once."""
@@ -102,6 +104,7 @@ class CpuDevice:
         program = self.loaded
         program.run(bucket, inputs)
         self._steps += 1
+        self._peak_only = inputs.peak_only
         return Handle(self._steps, bucket, program.logits(bucket, len(inputs.rows)))
 
     def sample(self, handle: Handle, batch: "SampleBatch") -> "SampleResult":
@@ -112,7 +115,11 @@ class CpuDevice:
             raise RunError("the device holds no program: load() one first")
         team = self._team
         task = ctypes.cast(load_library().ropeway_sample_rows, ctypes.c_void_p).value or 0
-        return self._sampler.sample(handle.logits, batch, lambda args: team.run(task, args))
+        found = self.loaded.peaks()
+        peaks = RowPeaks(found.parts, found.count, found.rows, self._peak_only) if found.parts else None
+        return self._sampler.sample(
+            handle.logits, batch, lambda args: team.run(task, args), peaks=peaks
+        )
 
     def wait(self, handle: Handle) -> None:
         """Steps are done when submit returns."""

@@ -113,6 +113,7 @@ class Program:
             buffer_count=len(template.buffers),
             max_length=template.max_length,
             groups=self.groups,
+            head=head_step(template),
             arena=self.arena.address,
         )
         handle: int | None = self._library.rw_program_create(
@@ -216,10 +217,41 @@ class Program:
         first = ref.offset // 4
         return matrix[:, first : first + ref.width]
 
+    def peaks(self) -> records.Peaks:
+        """The largest logit of each row of the last step that `run` ran, valid until the next."""
+        found = records.Peaks()
+        self._library.rw_program_peaks(self._handle, ctypes.byref(found))
+        return found
+
     def close(self) -> None:
         """Free the native program; the arena and caches go with the last view of them."""
         self._free()
         self._caches = None
+
+
+def head_step(template: Template) -> int:
+    """The step whose GEMM writes the logits as they are sampled, or -1."""
+    logits = template.logits
+    number = max(
+        (
+            number
+            for number, step in enumerate(template.steps)
+            for ref in step.operands.values()
+            if ref.space == "arena" and ref.index == logits.index
+        ),
+        default=-1,
+    )
+    if number < 0:
+        return -1
+    step = template.steps[number]
+    y = step.operands.get("y")
+    whole = y is not None and (y.index, y.offset, y.dtype, y.shape) == (
+        logits.index,
+        logits.offset,
+        "f32",
+        (logits.width,),
+    )
+    return number if step.kernel == "gemm" and whole and "add" not in step.operands else -1
 
 
 def _step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
@@ -234,6 +266,12 @@ def _step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
 
     tokens, requests, rows = inputs.counts
     _check_lengths(inputs, tokens, requests)
+    peak_only = None
+    if inputs.peak_only is not None:
+        if inputs.peak_only.shape != (rows,):
+            raise RunError(f"{rows} rows with peak_only of {inputs.peak_only.shape}")
+        kept.append(mask := np.ascontiguousarray(inputs.peak_only, np.uint8))
+        peak_only = mask.ctypes.data
     groups = len(inputs.slots)
     pointers = ctypes.c_void_p * groups
     data = records.StepData(
@@ -249,6 +287,7 @@ def _step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
         block_tables=pointers(*(address(table) for table in inputs.block_tables)),
         table_widths=(ctypes.c_int64 * groups)(*(t.shape[1] for t in inputs.block_tables)),
         groups=groups,
+        peak_only=peak_only,
     )
     return data, kept
 

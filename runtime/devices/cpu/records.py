@@ -87,6 +87,7 @@ class ProgramSpec(ctypes.Structure):
         ("buffer_count", _I64),
         ("max_length", _I64),
         ("groups", _I64),
+        ("head", _I64),
         ("arena", _PTR),
     ]
 
@@ -107,6 +108,7 @@ class StepData(ctypes.Structure):
         ("block_tables", ctypes.POINTER(_PTR)),
         ("table_widths", ctypes.POINTER(_I64)),
         ("groups", _I64),
+        ("peak_only", _PTR),
     ]
 
 
@@ -122,7 +124,13 @@ class RunReport(ctypes.Structure):
     ]
 
 
-_RECORDS = (RefRecord, StepRecord, WeightRecord, CacheRecord, StepData, RunReport)
+class Peaks(ctypes.Structure):
+    """Where the last step's largest logits are, in parts."""
+
+    _fields_ = [("parts", _PTR), ("count", _I64), ("rows", _I64)]
+
+
+_RECORDS = (RefRecord, StepRecord, WeightRecord, CacheRecord, StepData, RunReport, Peaks)
 
 
 def sizes_match(library: ctypes.CDLL) -> bool:
@@ -152,6 +160,7 @@ def declare(library: ctypes.CDLL) -> None:
             [_PTR, _PTR, ctypes.POINTER(_I64), ctypes.POINTER(_I64), _I64, _I64],
         ),
         "rw_program_copy_blocks": (None, [_PTR, ctypes.POINTER(_I64), _I64]),
+        "rw_program_peaks": (None, [_PTR, ctypes.POINTER(Peaks)]),
         "rw_program_run_together": (
             None,
             [
