@@ -18,6 +18,7 @@ from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.targets.base import activate, device_class
 from ropeway.runtime.checksum import fastest_word_sum
 from ropeway.runtime.devices.base import CacheLayout, Device, usable_cores
+from ropeway.runtime.devices.cpu.memory import weight_memory
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.text.assets import SETTINGS_FILE, TOKENIZER_FILE, read_settings
@@ -133,7 +134,7 @@ def _open(
 
 
 def _open_checked(path: str | os.PathLike[str], options: EngineOptions) -> Artifact:
-    return open_artifact(path, options.verify, fastest_word_sum(), options.num_threads)
+    return open_artifact(path, options.verify, fastest_word_sum(), _threads(options), weight_memory)
 
 
 def _load_device(artifact: Artifact, options: EngineOptions) -> Device:

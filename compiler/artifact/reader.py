@@ -25,7 +25,7 @@ from ropeway.compiler.artifact.manifest import (
     decode,
     seal,
 )
-from ropeway.compiler.artifact.weights import WeightFile
+from ropeway.compiler.artifact.weights import Place, WeightFile
 from ropeway.compiler.artifact.writer import list_files
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.version import VERSION
@@ -74,12 +74,14 @@ def open_artifact(
     verify: Verify = "fast",
     sums: WordSum = word_sum,
     threads: int | None = None,
+    place: Place | None = None,
 ) -> Artifact:
     """Open and check the artifact at `path`.
 
     `verify="full"` hashes the weights with sha256 too; `sums` may be a native twin of
-    `checksum.word_sum`, run on `threads` threads (default: one per core). An artifact that is
-    replaced meanwhile is opened anew. Raises ArtifactError.
+    `checksum.word_sum`, run on `threads` threads (default: one per core). Weights are mapped,
+    unless `place` gives memory to read them into. An artifact that is replaced meanwhile is opened
+    anew. Raises ArtifactError.
     """
     if verify not in ("fast", "full"):
         raise InputError(f"verify: {verify!r} isn't 'fast' or 'full'")
@@ -87,7 +89,7 @@ def open_artifact(
     for _ in range(_REPLACED_AT_MOST):
         before = _identity(root)
         try:
-            return _open(root, verify, sums, threads or os.cpu_count() or 1)
+            return _open(root, verify, sums, threads or os.cpu_count() or 1, place)
         except ArtifactError:
             if _identity(root) == before:
                 raise
@@ -102,7 +104,7 @@ def _identity(root: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _open(root: Path, verify: Verify, sums: WordSum, workers: int) -> Artifact:
+def _open(root: Path, verify: Verify, sums: WordSum, workers: int, place: Place | None) -> Artifact:
     manifest = read_manifest(root)
     try:
         present = set(list_files(root)) - {MANIFEST, SEAL}
@@ -124,7 +126,7 @@ def _open(root: Path, verify: Verify, sums: WordSum, workers: int) -> Artifact:
             _compare(root / name, entry, _hash(root / name))
     files = {}
     for name in ranks:
-        file = WeightFile(root / name)
+        file = WeightFile(root / name, place, workers)
         found = checksum_hex(file.data, sums, workers)
         if found != manifest.files[name].checksum:
             raise ArtifactError(f"{root / name}: checksum is {found}: damaged, compile it again")

@@ -1,4 +1,6 @@
-"""The weight file: safetensors, with every tensor's data at a multiple of 64 bytes, mmapped.
+"""The weight file: safetensors, with every tensor's data at a multiple of 64 bytes.
+
+It is mapped, or read into memory that the caller gives.
 
 Other readers of safetensors can read it: alignment is reached by padding the header with spaces
 and by small u8 tensors named `__pad__.N`, since the format allows no holes.
@@ -9,6 +11,7 @@ dtype and shape give; the parser refuses anything else.
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,6 +25,7 @@ from ropeway.compiler.errors import ArtifactError
 ALIGNMENT = 64
 _PAD = "__pad__."
 _MAX_HEADER = 100 << 20
+_READ = 8 << 20  # bytes a thread reads at a time
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i64": 8, "i8": 1, "u8": 1, "bool": 1}
 _NUMPY = {"f32": "<f4", "bf16": "<u2", "f16": "<f2", "i32": "<i4", "i64": "<i8", "i8": "i1"}
 
@@ -111,29 +115,43 @@ def _bytes_of(entry: WeightEntry) -> memoryview:
     return view
 
 
-class WeightFile:
-    """A weight file, mapped read-only. `tensors` says where each lies; `data` is the whole file.
+Place = Callable[[int], npt.NDArray[np.uint8] | None]
+"""Size in bytes -> page-aligned memory of that size to read a file into; None: map the file."""
 
-    The mapping lives as long as `data` or any view of it is referenced.
+
+class WeightFile:
+    """A weight file in memory. `tensors` says where each lies; `data` is the whole file, read-only.
+
+    The memory lives as long as `data` or any view of it is referenced. Where the file is mapped,
+    it must not be truncated while it is used.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Map and parse `path`. Raises ArtifactError when it can't be read or breaks the format."""
+    def __init__(self, path: Path, place: Place | None = None, threads: int = 1) -> None:
+        """Parse `path`, mapped or read by `threads` threads to where `place` says.
+
+        Raises ArtifactError when it can't be read or breaks the format.
+        """
         self.path = path
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < 8:
                     raise ArtifactError(f"{path}: {size} bytes: truncated, compile it again")
-                mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                memory = place(size) if place else None
+                if memory is None:
+                    mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                    memory = np.frombuffer(mapping, dtype=np.uint8)
+                else:
+                    _read_into(memory, file.fileno(), path, threads)
+                    memory.flags.writeable = False
         except OSError as error:
-            raise ArtifactError(f"{path}: can't be mapped ({error.strerror})") from error
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
+            raise ArtifactError(f"{path}: can't be read ({error.strerror})") from error
+        self.data: npt.NDArray[np.uint8] = memory
         self.tensors: dict[str, StoredTensor] = _parse(self.data, path)
 
     @property
     def address(self) -> int:
-        """Where the mapping starts in memory; page aligned."""
+        """Where the file starts in memory; page aligned."""
         return int(self.data.ctypes.data)
 
     def view(self, name: str) -> Array:
@@ -143,6 +161,21 @@ class WeightFile:
             raise ArtifactError(f"{self.path}: holds no weight {name!r}: compile the model again")
         raw = self.data[stored.offset : stored.offset + stored.nbytes]
         return raw.view(_NUMPY.get(stored.dtype, "u1")).reshape(stored.shape)
+
+
+def _read_into(memory: npt.NDArray[np.uint8], file: int, path: Path, threads: int) -> None:
+    view = memory.data
+
+    def read(start: int) -> None:
+        stop = min(start + _READ, len(view))
+        while start < stop:
+            got = os.preadv(file, [view[start:stop]], start)
+            if got == 0:
+                raise ArtifactError(f"{path}: truncated while it was read: compile it again")
+            start += got
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(0, len(view), _READ)))
 
 
 def _parse(data: npt.NDArray[np.uint8], path: Path) -> dict[str, StoredTensor]:

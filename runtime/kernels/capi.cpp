@@ -23,9 +23,9 @@ ROPEWAY_API const char* rw_select_kernels(const char* name) {
     return table != nullptr ? table->isa : nullptr;
 }
 
-ROPEWAY_API Team* rw_team_create(int32_t size) {
+ROPEWAY_API Team* rw_team_create(int32_t size, int32_t pin) {
     try {
-        return new Team(size < 1 ? 1 : size);
+        return new Team(size < 1 ? 1 : size, pin != 0);
     } catch (const std::exception&) {
         return nullptr;
     }

@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include "affinity.h"
+
 #include <chrono>
 #include <climits>
 
@@ -97,7 +99,11 @@ void WaitWord::advance() {
 
 #endif
 
-Team::Team(int size) : size_(size), spins_(default_spins()) {
+// Threads that may move are woken on the caller's own core as often as not, and share it until the
+// system notices: a time to first token of 57 ms instead of 27.
+Team::Team(int size, bool pin)
+    : size_(size), cores_(pin && size > 1 ? cores_for_team(size) : std::vector<int>()),
+      spins_(default_spins()) {
     threads_.reserve(static_cast<size_t>(size - 1));
     try {
         for (int thread = 1; thread < size; ++thread) {
@@ -120,6 +126,7 @@ Team::~Team() {
 void Team::run(Task task, void* argument) {
     task_ = task;
     argument_ = argument;
+    if (!cores_.empty()) move_to(cores_[0]);
     if (size_ > 1) job_.advance();
     task(argument, 0);
     barrier();
@@ -137,6 +144,7 @@ void Team::barrier() {
 }
 
 void Team::work(int thread) {
+    if (!cores_.empty()) stay_on(cores_[static_cast<size_t>(thread)]);
     uint32_t seen = 0;
     for (;;) {
         job_.wait_while(seen, kIdleSpins * spins_);

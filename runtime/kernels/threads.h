@@ -43,8 +43,10 @@ class Team {
 public:
     using Task = void (*)(void* argument, int thread);
 
-    // Starts size - 1 threads; the caller of run() is thread 0. Throws std::system_error.
-    explicit Team(int size);
+    // Starts size - 1 threads; the caller of run() is thread 0. With `pin` each thread keeps to a
+    // core of its own where cores_for_team() finds them, and the caller starts each run on its own.
+    // Throws std::system_error.
+    explicit Team(int size, bool pin = true);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -60,6 +62,7 @@ private:
     void work(int thread);
 
     const int size_;
+    const std::vector<int> cores_;
     const uint32_t spins_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) WaitWord generation_;

@@ -309,8 +309,8 @@ _MESSAGES = {
     "run `ropeway inspect` on the artifact or load it with verify='full'",
     STATUS_ALL_MASKED: "no token is left to draw: the model's logits and the banned ids exclude "
     "all of them; lower min_tokens or remove stop_token_ids",
-    STATUS_NO_LOGITS: "the step didn't keep the logits that this request is sampled from: a fault of "
-    "the engine, please report it",
+    STATUS_NO_LOGITS: "the step didn't keep the logits that this request is sampled from: a fault "
+    "of the engine, please report it",
     STATUS_NO_MEMORY: "out of memory while sampling: lower max_num_seqs or kv_cache_memory",
 }
 

@@ -111,9 +111,9 @@ class NativeSampler:
         """Answers every row of the batch; `logits` is f32 [L, V], rows may be strided.
 
         `run(address)` gets the address of a `SampleArgs` and has each thread of a team call
-        `ropeway_sample_rows(address, rank, size)`; None samples on this thread. `peaks`, where
-        the device found them with the logits, spare a pass over each row. Raises RunError for a batch that doesn't fit the logits; a row that can't be sampled is a fault of the
-        result.
+        `ropeway_sample_rows(address, rank, size)`; None samples on this thread. `peaks`, where the
+        device found them with the logits, spare a pass over each row. Raises RunError for a batch
+        that doesn't fit the logits; a row that can't be sampled is a fault of the result.
         """
         check_batch(logits, batch, self._vocab_size)
         if peaks and peaks.rows != logits.shape[0]:

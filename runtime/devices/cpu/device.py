@@ -116,7 +116,9 @@ class CpuDevice:
         team = self._team
         task = ctypes.cast(load_library().ropeway_sample_rows, ctypes.c_void_p).value or 0
         found = self.loaded.peaks()
-        peaks = RowPeaks(found.parts, found.count, found.rows, self._peak_only) if found.parts else None
+        peaks = None
+        if found.parts:
+            peaks = RowPeaks(found.parts, found.count, found.rows, self._peak_only)
         return self._sampler.sample(
             handle.logits, batch, lambda args: team.run(task, args), peaks=peaks
         )

@@ -15,11 +15,15 @@ class Team:
     """Threads that persist from step to step; the caller is one of them."""
 
     def __init__(self, size: int) -> None:
-        """Start size - 1 threads. Raises RunError when the system refuses."""
+        """Start size - 1 threads.
+
+        A team that takes every usable core keeps each thread on one, unless $ROPEWAY_PIN is `off`.
+        Raises RunError when the system refuses.
+        """
         self.size = size
         self._process = os.getpid()
         self._library = load_library()
-        self.handle = self._library.rw_team_create(size)
+        self.handle = self._library.rw_team_create(size, _pins())
         if not self.handle:
             raise RunError(f"can't start {size} threads: lower num_threads")
         self._free = weakref.finalize(self, _destroy, self._library, self.handle, self._process)
@@ -55,6 +59,13 @@ class Team:
     def close(self) -> None:
         """Stop the threads; a second call does nothing."""
         self._free()
+
+
+def _pins() -> bool:
+    wanted = os.environ.get("ROPEWAY_PIN", "auto")
+    if wanted not in ("auto", "off"):
+        raise RunError(f"ROPEWAY_PIN={wanted!r}: use auto or off")
+    return wanted == "auto"
 
 
 def _destroy(library: ctypes.CDLL, handle: int, process: int) -> None:

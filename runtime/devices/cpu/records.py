@@ -148,7 +148,7 @@ def declare(library: ctypes.CDLL) -> None:
         "rw_available_kernels": (ctypes.c_char_p, []),
         "rw_select_kernels": (ctypes.c_char_p, [ctypes.c_char_p]),
         "rw_record_bytes": (_I32, [_I32]),
-        "rw_team_create": (_PTR, [_I32]),
+        "rw_team_create": (_PTR, [_I32, _I32]),
         "rw_team_destroy": (None, [_PTR]),
         "rw_team_run": (None, [_PTR, _PTR, _PTR]),
         "rw_team_read": (ctypes.c_uint64, [_PTR, _PTR, _I64]),
