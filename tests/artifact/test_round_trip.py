@@ -128,3 +128,22 @@ def test_checksum_sees_pairs_of_high_bits_and_exchanged_words() -> None:
 def test_views_outlive_the_artifact(tmp_path: Path, make: Make) -> None:
     view = WeightFile(make(tmp_path / "a.rope") / "weights/model.safetensors").view("first")
     assert view[2, 6] == 20.0
+
+
+def test_weights_read_into_given_memory_survive_the_file(tmp_path: Path, make: Make) -> None:
+    path = make(tmp_path / "a.rope") / "weights/model.safetensors"
+    given: list[np.ndarray] = []
+
+    def place(size: int) -> np.ndarray:
+        given.append(np.zeros(size, np.uint8))
+        return given[-1]
+
+    mapped = WeightFile(path)
+    read = WeightFile(path, place, threads=2)
+    assert [memory.nbytes for memory in given] == [path.stat().st_size]
+    assert read.address == given[0].ctypes.data
+    assert read.tensors == mapped.tensors
+    assert read.data.tobytes() == path.read_bytes()
+    assert not read.data.flags.writeable
+    path.write_bytes(b"")
+    assert read.view("first")[2, 6] == 20.0

@@ -30,6 +30,38 @@ def test_every_rank_runs_once_per_job(size):
             assert len(seen) == job * size
 
 
+def _cores_of_ranks(size: int) -> dict[int, set[int]]:
+    """The cores that each rank may run on while a job runs."""
+    seen: dict[int, set[int]] = {}
+    task = TASK(lambda _, rank, __: seen.update({rank: os.sched_getaffinity(0)}))
+    with Team(size) as team:
+        team.run(ctypes.cast(task, ctypes.c_void_p).value or 0, 0)
+    return seen
+
+
+def test_a_team_of_every_core_keeps_its_threads_apart():
+    """Each worker has one core of its own; the caller stays free, also afterwards."""
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("one core leaves nothing to choose")
+    seen = _cores_of_ranks(len(usable))
+    workers = [seen[rank] for rank in range(1, len(usable))]
+    assert all(len(cores) == 1 for cores in workers)
+    assert len(set.union(*workers)) == len(workers)
+    assert seen[0] == usable == os.sched_getaffinity(0)
+
+
+def test_a_team_that_leaves_cores_free_is_not_pinned(monkeypatch):
+    """Another team, of this process or another, must not end up on the same cores."""
+    usable = os.sched_getaffinity(0)
+    assert _cores_of_ranks(len(usable) + 1) == dict.fromkeys(range(len(usable) + 1), usable)
+    monkeypatch.setenv("ROPEWAY_PIN", "off")
+    assert _cores_of_ranks(len(usable)) == dict.fromkeys(range(len(usable)), usable)
+    monkeypatch.setenv("ROPEWAY_PIN", "maybe")
+    with pytest.raises(RunError, match="ROPEWAY_PIN='maybe'"):
+        Team(2)
+
+
 def test_threads_sleep_between_jobs():
     """Idle threads block instead of spinning: a second of waiting costs almost no CPU time."""
     task = TASK(lambda *_: None)
@@ -103,7 +135,7 @@ def test_read_sums_every_word():
 
 def test_threads_that_do_not_start_are_reported(monkeypatch):
     class NoThreads:
-        def rw_team_create(self, size: int) -> None:
+        def rw_team_create(self, size: int, pin: int) -> None:
             return None
 
     monkeypatch.setattr(native, "load_library", NoThreads)
