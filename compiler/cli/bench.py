@@ -23,6 +23,9 @@ def bench(
     suite: Annotated[
         bool, typer.Option("--suite", help="The suite: what runs when nothing else is asked for.")
     ] = False,
+    load: Annotated[
+        bool, typer.Option("--load", help="Prompts arriving during decode; a busy neighbour.")
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="A table: each op's time, rates, part of its bound.")
     ] = False,
@@ -48,12 +51,19 @@ def bench(
     """Measure speed, and what fraction of the machine's bound it reaches.
 
     The suite times decode, prefill and batches on a fixed workload; prefix caching is off, nothing
-    is reused between samples. --profile, with or without --trace, shows where steps of a real run
-    spend their time. Progress goes to stderr. A sample in which other processes computed is taken
-    again, and a busy machine is waited for, two minutes in all; `others_share_max` says how much
-    they took of a core in the samples that were kept.
+    is reused between samples. --load runs 64 requests whose prompts arrive while others decode, and
+    says how long these wait for a token in comparison with a step full of prompt tokens
+    (`mixed_step_max_over_budget`), and 32 requests beside a process that spins on one core
+    (`batch32_busy_over_quiet`); waits are median, 99th percentile and most. --profile, with or
+    without --trace, shows where steps of a real run spend their time.
+
+    Progress goes to stderr. A sample in which other processes computed is taken again, and a busy
+    machine is waited for, two minutes in all; `others_share_max` says how much they took of a core
+    in the samples that were kept.
 
     Example: ropeway bench smollm2.rope --threads 2 --json
+
+    Example: ropeway bench smollm2.rope --suite --load --profile
 
     Example: ropeway bench smollm2.rope --step decode:32@200 --trace steps.json
     """
@@ -66,8 +76,12 @@ def bench(
     tables: list[str] = []
     with Session(artifact, threads, Sampler(samples, _note), _note) as session:
         shapes = session.shapes(given) if profile else []
-        if suite or not profile:
-            figures |= session.suite(session.workload(workload))
+        suite = suite or not (load or profile)
+        work = session.workload(workload) if suite or load else None
+        if work and suite:
+            figures |= session.suite(work)
+        if work and load:
+            figures |= session.load(work)
         if profile:
             found = session.profile(shapes, trace)
             figures["profile"] = [msgspec.to_builtins(one) for one in found]

@@ -4,13 +4,8 @@ import math
 
 from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError
-from ropeway.compiler.targets.cpu.plan import (
-    ITEM_SIZES,
-    TEMPLATE_FILE,
-    Template,
-    WeightSlot,
-    decode_template,
-)
+from ropeway.compiler.targets.cpu.plan import ITEM_SIZES, TEMPLATE_FILE, decode_template
+from ropeway.runtime.bench.plan_cost import packed_matrix
 from ropeway.runtime.bench.suite import ModelCost
 
 
@@ -26,25 +21,15 @@ def model_cost(artifact: Artifact) -> ModelCost:
             f"programs compiled for cpu"
         )
     template = decode_template(artifact.read(TEMPLATE_FILE))
-    body, head = 0, 0
-    size = 0
-    for weight, is_head in _gemm_weights(template):
-        items = math.prod(weight.shape)
-        size += items * ITEM_SIZES[weight.dtype]
-        if is_head:
+    body, head, size = 0, 0, 0
+    for step in template.steps:
+        matrix = packed_matrix(template, step)
+        if matrix is None:
+            continue
+        items = math.prod(matrix.shape)
+        size += items * ITEM_SIZES[matrix.dtype]
+        if step.operands["y"].index == template.logits.index:
             head += 2 * items
         else:
             body += 2 * items
     return ModelCost(weight_bytes=size, decode_flops=body + head, prompt_flops=body)
-
-
-def _gemm_weights(template: Template) -> list[tuple[WeightSlot, bool]]:
-    """Every GEMM's weight, and whether the GEMM makes the logits."""
-    return [
-        (
-            template.weights[step.operands["weight"].index],
-            step.operands["y"].index == template.logits.index,
-        )
-        for step in template.steps
-        if step.kernel == "gemm"
-    ]

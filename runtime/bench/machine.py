@@ -41,6 +41,11 @@ class Ceilings:
         self.gemm_by = ""
 
     @property
+    def sampled(self) -> bool:
+        """Whether there are any."""
+        return bool(self._read)
+
+    @property
     def read_gb_s(self) -> float:
         """Read bandwidth: a 1 GiB buffer, all threads."""
         return statistics.median(self._read)

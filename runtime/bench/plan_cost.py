@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ropeway.compiler.targets.cpu.plan import ITEM_SIZES, Ref, RowKind, Step, Template
+import numpy as np
+
+from ropeway.compiler.targets.cpu.plan import ITEM_SIZES, Ref, RowKind, Step, Template, WeightSlot
 from ropeway.runtime.devices.base import StepInputs
 
 _NORM = 4  # operations an element: square, add, scale, gain
@@ -45,11 +47,15 @@ class Work:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The true sizes of a step. `spans` has per request (its first new position, its length)."""
+    """The true sizes of a step. `spans` has per request (its first new position, its length).
+
+    `peaks` of the rows are wanted for their largest logit only, so their logits needn't be written.
+    """
 
     tokens: int
     rows: int
     spans: tuple[tuple[int, int], ...]
+    peaks: int = 0
 
     @staticmethod
     def of(inputs: StepInputs) -> "StepSizes":
@@ -60,7 +66,8 @@ class StepSizes:
             (length - (starts[i + 1] - starts[i]), length) for i, length in enumerate(lengths)
         )
         tokens, _, rows = inputs.counts
-        return StepSizes(tokens, rows, spans)
+        peaks = 0 if inputs.peak_only is None else int(np.count_nonzero(inputs.peak_only))
+        return StepSizes(tokens, rows, spans, peaks)
 
     @cached_property
     def context(self) -> float:
@@ -95,7 +102,8 @@ def step_work(template: Template, step: Step, sizes: StepSizes) -> Work:
     weights, activations = 0, 0
     for name, ref in step.operands.items():
         if ref.space == "arena":
-            activations += rows * ref.width * ITEM_SIZES[ref.dtype]
+            unwritten = sizes.peaks if ref.index == template.logits.index else 0
+            activations += (rows - unwritten) * ref.width * ITEM_SIZES[ref.dtype]
         elif ref.space == "weights":
             looked_up = _LOOKUPS.get(step.kernel) == name
             weights += _weight_bytes(template, ref, rows if looked_up else None)
@@ -109,13 +117,13 @@ def plan_work(template: Template, sizes: StepSizes) -> list[Work]:
     return [step_work(template, step, sizes) for step in template.steps]
 
 
-def packed_shape(template: Template, step: Step) -> tuple[int, ...] | None:
-    """[N, K] of the matrix that a step multiplies with; None when it multiplies with none."""
+def packed_matrix(template: Template, step: Step) -> WeightSlot | None:
+    """The matrix [N, K] that a step multiplies each row with; None when there is none."""
     for name, ref in step.operands.items():
         if ref.space == "weights" and _LOOKUPS.get(step.kernel) != name:
             slot = template.weights[ref.index]
-            if slot.layout == "panel32":
-                return slot.shape
+            if slot.layout != "rows":
+                return slot
     return None
 
 
@@ -131,10 +139,10 @@ def _flops(template: Template, step: Step, sizes: StepSizes, rows: int) -> int:
         slot = template.caches[step.operands["cache"].index]
         pairs, _ = sizes.seen(int(step.params["window"]))
         return 2 * pairs * step.operands["q"].shape[0] * (slot.key_dim + slot.value_dim)
-    x, matrix = step.operands.get("x"), packed_shape(template, step)
+    x, matrix = step.operands.get("x"), packed_matrix(template, step)
     if matrix is not None:
         normed = _NORMED_GEMM * rows * x.width if x and step.params.get("norm") else 0
-        return 2 * rows * math.prod(matrix) + normed
+        return 2 * rows * math.prod(matrix.shape) + normed
     return rows * _vector_flops(step)
 
 

@@ -15,7 +15,7 @@ class Sampler:
 
     def __init__(self, samples: int, note: Callable[[str], None]) -> None:
         """`note` is told when the machine is waited for."""
-        self._samples = samples
+        self.samples = samples
         self._note = note
         self._patience = _PATIENCE_S
         self.others_share_max = 0.0
@@ -23,12 +23,12 @@ class Sampler:
     def median(self, measure: Callable[[], float]) -> list[float]:
         """[median, min, max] of the quietest samples of `measure`."""
         kept: list[tuple[float, float]] = []
-        for _ in range(3 * self._samples):
+        for _ in range(3 * self.samples):
             kept.append(self._sample(measure))
             kept.sort(key=lambda entry: entry[1])
-            if len(kept) >= self._samples and kept[self._samples - 1][1] <= _NOISE_LIMIT:
+            if len(kept) >= self.samples and kept[self.samples - 1][1] <= _NOISE_LIMIT:
                 break
-        kept = kept[: self._samples]
+        kept = kept[: self.samples]
         self.others_share_max = max(self.others_share_max, kept[-1][1])
         values = [value for value, _ in kept]
         return [round(v, 4) for v in (statistics.median(values), min(values), max(values))]

@@ -16,7 +16,7 @@ import msgspec
 from ropeway.compiler.targets.cpu.plan import Step, Template
 from ropeway.runtime.bench.capture import Capture
 from ropeway.runtime.bench.machine import Ceilings
-from ropeway.runtime.bench.plan_cost import StepSizes, Work, packed_shape, plan_work
+from ropeway.runtime.bench.plan_cost import StepSizes, Work, packed_matrix, plan_work
 
 _NUMBER = re.compile(r"\d+")
 _PLAIN_PARTS = ("weight", "model", "layers", "transformer", "h", "*")
@@ -111,14 +111,9 @@ def label(template: Template, step: Step, sizes: StepSizes) -> _Label:
 
 
 def _what(template: Template, step: Step) -> str:
-    matrix = packed_shape(template, step)
+    matrix = packed_matrix(template, step)
     if matrix is not None:
-        slot = next(
-            template.weights[ref.index]
-            for ref in step.operands.values()
-            if ref.space == "weights" and template.weights[ref.index].shape == matrix
-        )
-        return f"{_short(slot.name)} {matrix[0]}x{matrix[1]}"
+        return f"{_short(matrix.name)} {matrix.shape[0]}x{matrix.shape[1]}"
     if "cache" in step.operands:
         slot_of = template.caches[step.operands["cache"].index]
         window = step.params.get("window")

@@ -3,6 +3,7 @@
 The profile comes last: it takes the KV blocks over, and nothing else runs on the engine after it.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +11,11 @@ from typing import Any
 
 from ropeway.compiler.errors import InputError
 from ropeway.compiler.targets.cpu.plan import TEMPLATE_FILE, decode_template
+from ropeway.runtime.bench.arrivals import ArrivalFigures, make_arrivals, measure_arrivals
 from ropeway.runtime.bench.capture import StepShape, capture, check_shape, default_shapes
 from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.bench.machine import Ceilings
+from ropeway.runtime.bench.neighbour import beside_neighbour
 from ropeway.runtime.bench.quiet import Sampler, process_age
 from ropeway.runtime.bench.roofline import Rates, StepProfile, profile_step
 from ropeway.runtime.bench.suite import Bounds, fractions, run_suite
@@ -93,6 +96,38 @@ class Session:
         figures["fraction"] = fractions(figures, work, Bounds(self._cost, self.ceilings))
         return figures
 
+    def load(self, work: Workload) -> Figures:
+        """What decoding suffers from: prompts that arrive, and a busy neighbour."""
+        core = self._engine.core
+        arrivals = make_arrivals(core.vocab_size, core.scheduler.max_model_len)
+        runs: list[ArrivalFigures] = []
+
+        def over_budget() -> float:
+            runs.append(measure_arrivals(core, arrivals))
+            return runs[-1].over_budget
+
+        self._note(f"{len(arrivals)} requests, prompts arriving while others decode")
+        ratio = self._sampler.median(over_budget)
+        typical = min(runs, key=lambda run: abs(run.over_budget - ratio[0]))
+        self._note("32 requests, alone and beside a busy neighbour")
+        self._generate(work.batch32, 4)
+        beside = beside_neighbour(lambda: self._batch_rate(work), self._sampler)
+        return {
+            "arrivals_tok_s": typical.output_tok_s,
+            "arrivals_wait_ms": typical.decode.figures,
+            "arrivals_mixed_wait_ms": typical.mixed.figures,
+            "budget_tokens": typical.budget_tokens,
+            "budget_step_ms": typical.budget_step_ms,
+            "mixed_step_max_over_budget": ratio,
+            **{f"batch32_{name}": value for name, value in beside.items()},
+            "others_share_max": round(self._sampler.others_share_max, 3),
+        }
+
+    def _batch_rate(self, work: Workload) -> float:
+        began = time.perf_counter()
+        self._generate(work.batch32, work.gen)
+        return len(work.batch32) * work.gen / (time.perf_counter() - began)
+
     def profile(self, shapes: list[StepShape], trace: Path | None) -> list[StepProfile]:
         """Where the steps' time goes; writes the trace of all of them too.
 
@@ -112,6 +147,8 @@ class Session:
 
     def machine(self) -> Figures:
         """The ceilings that the fractions were taken of."""
+        if not self.ceilings.sampled:
+            return {"threads": self._engine.num_threads}
         return {
             "threads": self._engine.num_threads,
             "read_gb_s": round(self.ceilings.read_gb_s, 2),

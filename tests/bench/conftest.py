@@ -21,5 +21,6 @@ def tiny_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings that no child process measures: 10 GB/s and 100 GFLOP/s."""
     monkeypatch.setattr(Ceilings, "sample", lambda self: None)
+    monkeypatch.setattr(Ceilings, "sampled", True)
     monkeypatch.setattr(Ceilings, "read_gb_s", 10.0)
     monkeypatch.setattr(Ceilings, "gemm_bf16_gflop_s", 100.0)
