@@ -23,6 +23,7 @@ from ropeway.passes.fusion.qkv import FuseQkv
 from ropeway.passes.fusion.rope import FuseRope
 from ropeway.passes.fusion.swiglu import FuseSwiglu
 from ropeway.passes.lowering.legalize import Legalize
+from ropeway.passes.lowering.linear_glu import FuseLinearGlu
 from ropeway.passes.lowering.pack_weights import PackWeights
 from ropeway.passes.lowering.specialize import Specialize
 from ropeway.passes.raising.gelu import RaiseGelu
@@ -86,6 +87,7 @@ CATALOGUE: Mapping[str, type[Pass]] = {
         FuseRope,
         FuseAttention,
         LowerLmHead,
+        FuseLinearGlu,
         Legalize,
         PackWeights,
         Specialize,

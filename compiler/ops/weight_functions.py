@@ -129,6 +129,8 @@ def pack(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     names = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
     kind = TensorType(names[tensor.dtype], tuple(tensor.shape))
     shape = packed_shape(layout, kind)
+    if layout == "panel32_gated":
+        tensor = tensor.reshape(2, -1, 16, tensor.shape[1]).transpose(0, 1).flatten(0, 2)
     rows, width = tensor.shape
     panels, padded = shape[0], -(-width // 32) * 32
     full = tensor
@@ -151,6 +153,8 @@ def unpack(tensor: torch.Tensor, layout: str, shape: tuple[int, int]) -> torch.T
         )
     order = (0, 2, 1) if tensor.dim() == 3 else (0, 2, 1, 3)
     full = tensor.permute(order).reshape(tensor.shape[0] * 32, -1)
+    if layout == "panel32_gated":
+        full = full.reshape(-1, 2, 16, full.shape[1]).transpose(0, 1).flatten(0, 2)
     return full[: shape[0], : shape[1]].contiguous()
 
 

@@ -37,7 +37,8 @@ def packed_shape(layout: str, kind: TensorType) -> tuple[int, ...]:
     """The stored shape of a weight of this logical type. Raises InputError.
 
     panel32: W[N, K] as panels of 32 rows: bf16 and f16 [N/32, K/2, 32, 2], f32 [N/32, K, 32],
-    with N and K rounded up to 32.
+    with N and K rounded up to 32. panel32_gated: the same with panel p made of rows 16p.. of W's
+    first half (gates) and then those of its second half (ups); N is a multiple of 32.
     """
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout}: one of {', '.join(LAYOUTS)}")
@@ -46,13 +47,15 @@ def packed_shape(layout: str, kind: TensorType) -> tuple[int, ...]:
     rows, width = (size if isinstance(size, int) else -1 for size in kind.shape)
     if rows < 1 or width < 1:
         raise InputError(f"{kind} can't be packed as {layout}: its shape should be known")
+    if layout == "panel32_gated" and rows % 32:
+        raise InputError(f"{kind} can't be packed as {layout}: its rows aren't a multiple of 32")
     panels, padded = -(-rows // 32), -(-width // 32) * 32
     if kind.dtype == DType.F32:
         return (panels, padded, 32)
     return (panels, padded // 2, 32, 2)
 
 
-LAYOUTS = ("panel32",)
+LAYOUTS = ("panel32", "panel32_gated")
 """Kernel layouts that `pack` knows."""
 
 

@@ -14,8 +14,10 @@ from ropeway.compiler.ir.rewrite import Rewriter
 from ropeway.compiler.ir.weights import Apply, Weight, apply
 from ropeway.compiler.ops import registry
 from ropeway.compiler.pipeline.base import Numerics, Pass, PassContext, PassResult, Phase
+from ropeway.passes.lowering.linear_glu import FUSED
 
-_LINEAR = frozenset({"nn.linear", "nn.rms_norm_linear", "nn.add_rms_norm_linear"})
+_GATED = frozenset(FUSED.values())
+_LINEAR = frozenset(FUSED) | _GATED
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class PackWeights(Pass):
     """Wraps the weight of every linear in pack(...) {layout}; a match is a weight.
 
     A weight that is also read by an op that can't read panels keeps a plain copy under its own
-    name; the packed one is then called NAME.packed.
+    name; the packed one is then called NAME.packed. The weight of a gated linear, which nobody
+    else reads, gets the layout's `_gated` form.
     """
 
     layout: str = "panel32"
@@ -41,7 +44,7 @@ class PackWeights(Pass):
             rewriter = Rewriter(function, module)
             for weight in _matrices(function.ops):
                 uses = rewriter.uses(weight)
-                packed = self._packed(weight)
+                packed = self._packed(weight, gated=any(op.name in _GATED for op, _ in uses))
                 if not all(_reads_panels(op, key) for op, key in uses):
                     module.add_weight(packed)
                     for op, key in uses:
@@ -52,8 +55,9 @@ class PackWeights(Pass):
                 sites.append(f"@{weight.name}")
         return PassResult(module, len(sites), tuple(sites))
 
-    def _packed(self, weight: Weight) -> Weight:
-        expr = apply("pack", weight.expr, layout=self.layout)
+    def _packed(self, weight: Weight, gated: bool) -> Weight:
+        layout = f"{self.layout}_gated" if gated else self.layout
+        expr = apply("pack", weight.expr, layout=layout)
         return Weight(f"{weight.name}.packed", weight.type, expr)
 
 

@@ -11,7 +11,7 @@ namespace {
 
 enum Kernel : int32_t {
     kEmbedding, kRmsNorm, kLayerNorm, kGemm, kGlu, kRope, kKvWrite, kAttention, kGatherRows, kUnary,
-    kBinary, kReduce, kSoftmax
+    kBinary, kReduce, kSoftmax, kGemmGlu
 };
 
 bool present(const RefRecord& ref) { return ref.space >= 0; }
@@ -44,7 +44,8 @@ const char* plan_signatures() {
            "unary(x,y;op;)\n"
            "binary(a,b?,y;op;scalar)\n"
            "reduce(x,y;reduced,op;)\n"
-           "softmax(x,y;;)";
+           "softmax(x,y;;)\n"
+           "gemm_glu(x,weight,bias?,residual?,gain?,sum?,y;norm,act;eps,offset)";
 }
 
 const void* Program::weight(const RefRecord& ref) const {
@@ -82,6 +83,26 @@ void Program::fill_shape(const RefRecord& ref, int64_t* shape, int32_t* dims) co
     *dims = ref.dims + 1;
     shape[0] = 0;  // the true row count, set when the step runs
     std::copy_n(ref.shape, ref.dims, shape + 1);
+}
+
+// x, weight and bias come first; residual, gain, sum and y from operand `rest` on.
+NormGemm Program::product(const StepRecord& record, const int64_t* offsets, int rest) const {
+    const RefRecord* refs = record.refs;
+    NormGemm args;
+    args.gemm.k = width_of(refs[0]);
+    args.gemm.x = view(refs[0], offsets);
+    args.gemm.weight = weight(refs[1]);
+    args.gemm.bias = weight(refs[2]);
+    args.gemm.y = view(refs[rest + 3], offsets);
+    args.normed = record.ints[0] != 0;
+    if (!args.normed) return args;
+    args.norm = norm_of(record.floats);
+    args.norm.width = args.gemm.k;
+    args.norm.x = args.gemm.x;
+    args.norm.residual = view(refs[rest], offsets);
+    args.norm.gain = weight(refs[rest + 1]);
+    args.norm.sum = view(refs[rest + 2], offsets);
+    return args;
 }
 
 BoundStep Program::bind(const StepRecord& record, const int64_t* offsets) const {
@@ -129,23 +150,16 @@ BoundStep Program::bind(const StepRecord& record, const int64_t* offsets) const 
             break;
         }
         case kGemm: {
-            NormGemm args;
-            args.gemm.k = width_of(refs[0]);
-            args.gemm.n = width_of(refs[7]);
-            args.gemm.x = at(0);
-            args.gemm.weight = weight(refs[1]);
-            args.gemm.bias = weight(refs[2]);
+            NormGemm args = product(record, offsets, 4);
             args.gemm.add = at(3);
-            args.gemm.y = at(7);
-            args.normed = record.ints[0] != 0;
-            if (args.normed) {
-                args.norm = norm_of(record.floats);
-                args.norm.width = args.gemm.k;
-                args.norm.x = args.gemm.x;
-                args.norm.residual = at(4);
-                args.norm.gain = weight(refs[5]);
-                args.norm.sum = at(6);
-            }
+            args.gemm.n = width_of(refs[7]);
+            step.arguments = args;
+            break;
+        }
+        case kGemmGlu: {
+            NormGemm args = product(record, offsets, 3);
+            args.gemm.n = 2 * width_of(refs[6]);
+            args.gemm.epilogue = static_cast<Epilogue>(1 + record.ints[1]);
             step.arguments = args;
             break;
         }

@@ -138,6 +138,7 @@ public:
 
 private:
     BoundStep bind(const StepRecord& record, const int64_t* offsets) const;
+    NormGemm product(const StepRecord& record, const int64_t* offsets, int rest) const;
     View view(const RefRecord& ref, const int64_t* offsets) const;
     Strided strided(const RefRecord& ref, const int64_t* offsets) const;
     void fill_shape(const RefRecord& ref, int64_t* shape, int32_t* dims) const;

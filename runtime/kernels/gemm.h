@@ -49,9 +49,10 @@ struct Pending {
     Peak* peaks = nullptr;
 };
 
+// A finish whose tiles can't be split into halves of columns takes whole panels.
 template <class T, class Out>
 struct PlainFinish {
-    static constexpr int kProducts = 1;
+    static constexpr bool kWholePanels = false;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
         for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
@@ -72,18 +73,20 @@ struct PlainFinish {
     }
 };
 
+// 16 gates beside their 16 ups become 16 columns of y.
 template <class T, Activation act>
 struct GluFinish {
-    static constexpr int kProducts = 2;  // gates in c, ups right behind
+    static constexpr bool kWholePanels = true;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
+        const int64_t column = t.column / 2;
         for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
-            T* y = row<T>(a.y, t.first + r) + t.column;
-            for (int64_t i = t.from; i < t.to; i += W) {
-                F gate = load(c + i), up = load(c + kRowsBest * kTileStride + i);
+            T* y = row<T>(a.y, t.first + r) + column;
+            for (int64_t i = 0; i < kPanel / 2; i += W) {
+                F gate = load(c + i), up = load(c + kPanel / 2 + i);
                 if (a.bias) {
-                    gate = gate + load((const T*)a.bias + t.column + i);
-                    up = up + load((const T*)a.bias + a.n / 2 + t.column + i);
+                    gate = gate + load((const T*)a.bias + column + i);
+                    up = up + load((const T*)a.bias + a.n / 2 + column + i);
                 }
                 store(y + i, gated<T, act>(round_to<T>(gate), round_to<T>(up)));
             }
@@ -95,7 +98,7 @@ struct GluFinish {
 // step of 32 rows are 6 MB.
 template <class T>
 struct PeakFinish {
-    static constexpr int kProducts = 1;
+    static constexpr bool kWholePanels = false;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
         for (int64_t r = t.first; r < t.first + t.rows; r++, c += kTileStride) {
@@ -127,16 +130,16 @@ struct PeakFinish {
     }
 };
 
-// Panels are shared in halves, so that an odd number of them still splits evenly. A tile is
-// finished while the dot products of the next are under way.
+// Panels are shared in halves where the finish allows, so that an odd number of them still splits
+// evenly. A tile is finished while the dot products of the next are under way.
 template <class T, class Out, class Finish>
 static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<T>* x, int64_t lda,
                            int64_t first, int64_t rows) {
     constexpr int64_t kHalf = kPanel / 2, kTile = kRowsBest * kTileStride;
-    const int64_t kp = round_up(a.k, kPanel), columns_of_y = a.n / Finish::kProducts,
-                  panels = (columns_of_y + kPanel - 1) / kPanel;
-    const Span halves = my_part(ctx, 2 * panels);
-    alignas(64) float buffers[2][Finish::kProducts * kTile];
+    const int64_t kp = round_up(a.k, kPanel), panels = (a.n + kPanel - 1) / kPanel;
+    Span halves = my_part(ctx, Finish::kWholePanels ? panels : 2 * panels);
+    if (Finish::kWholePanels) halves = {2 * halves.begin, 2 * halves.end};
+    alignas(64) float buffers[2][kTile];
     int which = 0;
     Pending last;
     Peak* peaks = a.peaks ? a.peaks + ctx.rank * a.rows : nullptr;
@@ -149,23 +152,20 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
         h += columns == Columns::all ? 2 : 1;
         const int64_t from = columns == Columns::high ? kHalf : 0;
         const int64_t to =
-            smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, columns_of_y - p * kPanel);
+            smaller<int64_t>(columns == Columns::low ? kHalf : kPanel, a.n - p * kPanel);
         for (int64_t r = 0; r < rows; r += kRowsBest) {
             const int64_t n = smaller<int64_t>(rows - r, kRowsBest);
             float* c = buffers[which];
             // Not for few rows: their part of y is small, and memory has enough to do.
             for (int64_t i = 0; i < n && rows > kRowsBest; i++)
-                __builtin_prefetch(row<Out>(a.y, first + r + i) + p * kPanel, 1, 3);
-            for (int product = 0; product < Finish::kProducts; product++) {
-                const T* panel = (const T*)a.weight + (p + product * panels) * kp * kPanel;
-                const Segments<T> b = {&panel, 1, kp};
-                // One tile of rows stays in L1 from panel to panel; of many, the panel stays.
-                const Access access = {r == 0, rows > kRowsBest};
-                panel_product<T>(tiles, x + r * lda, lda, n, b, columns, access,
-                                 c + product * kTile, [&] {
-                                     if (product == 0) Finish::run(a, last);
-                                 });
-            }
+                __builtin_prefetch(
+                    row<Out>(a.y, first + r + i) + p * (Finish::kWholePanels ? kHalf : kPanel), 1, 3);
+            const T* panel = (const T*)a.weight + p * kp * kPanel;
+            const Segments<T> b = {&panel, 1, kp};
+            // One tile of rows stays in L1 from panel to panel; of many, the panel stays.
+            const Access access = {r == 0, rows > kRowsBest};
+            panel_product<T>(tiles, x + r * lda, lda, n, b, columns, access, c,
+                             [&] { Finish::run(a, last); });
             last = {c, first + r, n, p * kPanel, from, to, peaks};
             which ^= 1;
         }

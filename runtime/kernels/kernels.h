@@ -95,10 +95,10 @@ struct LayerNormArgs {  // y = round((x - mean) * rsqrt(var + eps) * gain + bias
 // With `norm` set the input is normalised while it is packed: its fields rows, width and y are
 // ignored (rows of this call, width k, the result rounded to x.dtype); norm->x is the input and `x`
 // above is ignored. `norm->residual`/`norm->sum` work as in rms_norm, except that sum may not
-// overlap x or residual. With a glu epilogue W holds the gates in its first n/2 rows and the ups in
-// the others (n/2 a multiple of 32), y is [rows, n/2] of x.dtype, and y = round(round(act(gate)) *
-// up) with gate and up = round(x W^T + bias): bit for bit what gemm and then glu give, without the
-// matrix between them. `add` must be null.
+// overlap x or residual. With a glu epilogue panel p of W holds gates 16p.. in its first 16 columns
+// and their ups in the others (n a multiple of 32), bias is [gates | ups], y is [rows, n/2] of
+// x.dtype, and y = round(round(act(gate)) * up) with gate and up = round(x W^T + bias): bit for bit
+// what gemm and then glu give, without the matrix between them. `add` must be null.
 // With `peaks` set (y f32, no `add`, no glu) thread t writes the peak of row r over its own columns,
 // which lie before those of thread t + 1, to peaks[t * rows + r]; row r of y is then written unless
 // peak_only[r] isn't 0.

@@ -153,6 +153,8 @@ def test_glu_in_the_epilogue_equals_gemm_then_glu(
     width = 96
     case = Case(rng, 2 * width, 70, dtype, rows=45, bias=bias)
     both = case.run(level, out=dtype)
+    beside = case.w.reshape(2, width // 16, 16, 70).swapaxes(0, 1).reshape(2 * width, 70)
+    packed = kc.pack_panels(beside, dtype)
     for rows in (1, 9, 45):
         apart = kc.fresh((rows, width), dtype)
         glu = kc.GluArgs(rows=rows, width=width, x=kc.view(both), y=kc.view(apart), act=act)
@@ -161,7 +163,7 @@ def test_glu_in_the_epilogue_equals_gemm_then_glu(
             fused = kc.fresh((rows + 1, width), dtype)
             args = kc.GemmArgs(
                 rows=rows, n=2 * width, k=70, x=kc.view(case.x), y=kc.view(fused),
-                weight=kc.pointer(case.packed), bias=kc.pointer(case.b), epilogue=act + 1,
+                weight=kc.pointer(packed), bias=kc.pointer(case.b), epilogue=act + 1,
             )  # fmt: skip
             kc.run(level, "gemm", args, threads=threads)
             assert (fused[:rows] == apart).all()

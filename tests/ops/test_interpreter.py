@@ -218,6 +218,19 @@ def test_panel32(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     assert torch.equal(unpack(packed, "panel32", shape), w)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_panel32_gated_has_sixteen_gates_beside_their_ups(dtype: torch.dtype) -> None:
+    w = torch.randn(96, 20).to(dtype)
+    packed = pack(w, "panel32_gated")
+    assert torch.equal(unpack(packed, "panel32_gated", (96, 20)), w)
+    panels = unpack(packed, "panel32", (96, 20)).reshape(3, 32, 20)
+    for p in range(3):
+        assert torch.equal(panels[p, :16], w[16 * p : 16 * p + 16])
+        assert torch.equal(panels[p, 16:], w[48 + 16 * p : 64 + 16 * p])
+    with pytest.raises(InputError, match="its rows aren't a multiple of 32"):
+        pack(w[:80], "panel32_gated")
+
+
 def test_packing_keeps_what_ops_see() -> None:
     w = torch.randn(5, 7)
     source = MappedTensors({"w": w})

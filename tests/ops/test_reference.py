@@ -217,6 +217,25 @@ def test_fused_ops_equal_their_chains_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(run_op("nn.glu", [gate_up])[0], product)
 
 
+@pytest.mark.parametrize("act", sorted(ACTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_linears_equal_their_chains_bit_for_bit(dtype: torch.dtype, act: str) -> None:
+    x, residual = torch.randn(5, 12).to(dtype), torch.randn(5, 12).to(dtype)
+    gain, w, bias = (torch.randn(*shape).to(dtype) for shape in ((12,), (8, 12), (8,)))
+    attrs = {"eps": 1e-5, "offset": 1.0}
+    y, total = run_op("nn.add_rms_norm_linear", [x, residual, gain, w], {"bias": bias}, **attrs)
+    (wanted,) = run_op("nn.glu", [y], act=act)
+    args = [x, residual, gain, w]
+    fused = run_op("nn.add_rms_norm_linear_glu", args, {"bias": bias}, **attrs, act=act)
+    assert torch.equal(fused[0], wanted) and torch.equal(fused[1], total)
+    args = [total, gain, w]
+    (fused_y,) = run_op("nn.rms_norm_linear_glu", args, {"bias": bias}, **attrs, act=act)
+    assert torch.equal(fused_y, wanted)
+    (plain,) = run_op("nn.linear", [x, w])
+    (wanted,) = run_op("nn.glu", [plain], act=act)
+    assert torch.equal(run_op("nn.linear_glu", [x, w], act=act)[0], wanted)
+
+
 def test_costs_of_the_ops_that_dominate() -> None:
     from ropeway.compiler import ir  # noqa: PLC0415
 

@@ -73,4 +73,4 @@ def test_legalize_refuses_half_precision_by_value_name():
 
 def test_the_reference_target_packs_nothing():
     assert lowering_pipeline(activate("reference").target).spec == 'legalize{target="reference"}'
-    assert len(lowering_pipeline(activate("cpu").target)) == 2
+    assert len(lowering_pipeline(activate("cpu").target)) == 3

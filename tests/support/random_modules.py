@@ -183,6 +183,19 @@ def _norm_linear(name: str, inputs: int) -> Callable[[Builder], ir.Op]:
     return recipe
 
 
+def _linear_glu(name: str, inputs: int, normed: bool) -> Callable[[Builder], ir.Op]:
+    def recipe(b: Builder) -> ir.Op:
+        dtype, tokens, width = _activations(b)
+        args = [b.value(tokens, width, dtype=dtype) for _ in range(inputs)]
+        args += [b.weight(width)] if normed else []
+        args.append(b.weight(24, width, dtype=dtype))
+        attrs = {"act": b.draw(st.sampled_from(["silu", "gelu", "gelu_tanh"]))}
+        bias = b.maybe(lambda: b.weight(24))
+        return b.apply(name, args, {"bias": bias}, attrs | (_eps(b) if normed else {}))
+
+    return recipe
+
+
 def _softmax(b: Builder) -> ir.Op:
     dtype, tokens, width = _activations(b)
     axis = b.draw(st.sampled_from([0, 1, -1]))
@@ -300,6 +313,9 @@ RECIPES: dict[str, Callable[[Builder], ir.Op]] = {
     "nn.add_rms_norm": _add_rms_norm,
     "nn.rms_norm_linear": _norm_linear("nn.rms_norm_linear", 1),
     "nn.add_rms_norm_linear": _norm_linear("nn.add_rms_norm_linear", 2),
+    "nn.linear_glu": _linear_glu("nn.linear_glu", 1, normed=False),
+    "nn.rms_norm_linear_glu": _linear_glu("nn.rms_norm_linear_glu", 1, normed=True),
+    "nn.add_rms_norm_linear_glu": _linear_glu("nn.add_rms_norm_linear_glu", 2, normed=True),
     "tensor.reshape": _reshape,
     "tensor.expand": _expand,
     "tensor.transpose": _transpose,

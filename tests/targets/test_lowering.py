@@ -55,14 +55,13 @@ lengths=lengths y=b2[4x16]
 rows gather_rows x=b2[4x16] index=rows y=b3[4x16]
 rows gemm x=b3[64] weight=layers.0.attn.o_proj.weight y=b4[64]
 rows gather_rows x=b0[64] index=rows y=b5[64]
-rows gemm residual=b5[64] gain=layers.0.mlp_norm.weight sum=b6[64] x=b4[64] \
-weight=layers.0.mlp.gate_up.weight y=b7[192]
-rows glu x=b7[192] y=b8[96]
-rows gemm x=b8[96] weight=layers.0.mlp.down_proj.weight y=b9[64]
-rows gemm residual=b6[64] gain=norm.weight sum=b10[64] x=b9[64] weight=embed.weight y=b11[80]"""
+rows gemm_glu residual=b5[64] gain=layers.0.mlp_norm.weight sum=b6[64] x=b4[64] \
+weight=layers.0.mlp.gate_up.weight y=b7[96]
+rows gemm x=b7[96] weight=layers.0.mlp.down_proj.weight y=b8[64]
+rows gemm residual=b6[64] gain=norm.weight sum=b9[64] x=b8[64] weight=embed.weight y=b10[80]"""
 
 
-def test_a_fused_layer_is_a_dozen_kernel_calls():
+def test_a_fused_layer_is_eleven_kernel_calls():
     """Slices of the merged matrix are views, rope turns q and k where they lie, the head reads the
     packed embedding, and what follows the last attention runs on the wanted rows only."""
     assert lines(template_of(compile_decoder(ONE).payload)) == GOLDEN.splitlines()

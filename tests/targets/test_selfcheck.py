@@ -75,8 +75,12 @@ def parts(artifact: Artifact) -> tuple[Template, dict[Bucket, BucketPlan]]:
 
 
 @pytest.mark.parametrize("shape", [FAST, BF16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("kernel", ["gemm", "rms_norm", "glu"])
-@pytest.mark.parametrize("bad", [0, 2, 5])
+# A norm of queries does nothing that shows in bucket 0: its one token sees one key.
+@pytest.mark.parametrize(
+    ("kernel", "bad"),
+    [(kernel, bad) for kernel in ("gemm", "gemm_glu") for bad in (0, 2, 5)]
+    + [("rms_norm", 2), ("rms_norm", 5)],
+)
 def test_a_kernel_that_reads_a_padding_row_fails_loading(programs, shape, kernel, bad):
     if kernel == "rms_norm":
         shape = replace(shape, qk_norm=True)
@@ -108,7 +112,7 @@ def test_an_unwritten_buffer_fails_loading(programs):
     """A step that adds a buffer which nobody wrote: garbage in, so the check must see NaN."""
     artifact = programs(FAST)[1]
     template, plans = parts(artifact)
-    number = next(i for i, step in enumerate(template.steps) if step.kernel == "glu")
+    number = next(i for i, step in enumerate(template.steps) if step.kernel == "gemm_glu")
     y = template.steps[number].operands["y"]
     row = template.buffers[y.index].row_bytes
     stale = msgspec.structs.replace(y, index=len(template.buffers))

@@ -18,6 +18,7 @@ from ropeway.compiler.ops.defs.nn import (
 )
 
 GLU_ACTS = ("silu", "gelu", "gelu_tanh")
+ACT = {"act": AttrSpec("str", "silu", choices=GLU_ACTS)}
 
 
 def _infer_glu(view: OpView) -> list[Type]:
@@ -32,27 +33,53 @@ def _sum_type(view: OpView) -> TensorType:
     x, residual = view.floating("x"), view.floating("residual")
     if x != residual:
         view.fail(f"x {x} and residual {residual} should be of one type")
-    check_norm(view, x)
     return x
 
 
 def _infer_add_rms_norm(view: OpView) -> list[Type]:
     kind = _sum_type(view)
+    check_norm(view, kind)
     return [kind, kind]
 
 
-def _infer_rms_norm_linear(view: OpView) -> list[Type]:
+def _norm_linear_type(view: OpView) -> TensorType:
     x = view.floating("x")
     view.vector("gain", x.shape[-1] if x.shape else 0, x.dtype)
-    return [linear_type(view, x)]
+    return linear_type(view, x)
+
+
+def _infer_rms_norm_linear(view: OpView) -> list[Type]:
+    return [_norm_linear_type(view)]
 
 
 def _infer_add_rms_norm_linear(view: OpView) -> list[Type]:
-    x, residual = view.floating("x"), view.floating("residual")
-    if x != residual:
-        view.fail(f"x {x} and residual {residual} should be of one type")
-    view.vector("gain", x.shape[-1] if x.shape else 0, x.dtype)
-    return [linear_type(view, x), x]
+    total = _sum_type(view)
+    return [_norm_linear_type(view), total]
+
+
+def _halved(view: OpView, kind: TensorType) -> TensorType:
+    """What nn.glu makes of a linear's result."""
+    width = kind.shape[-1]
+    if not isinstance(width, int) or width < 2 or width % 2:
+        view.fail(f"w should have an even number of rows, gates and ups, and has {width}")
+    return TensorType(kind.dtype, (*kind.shape[:-1], width // 2))
+
+
+def _infer_linear_glu(view: OpView) -> list[Type]:
+    return [_halved(view, linear_type(view, view.floating("x")))]
+
+
+def _infer_rms_norm_linear_glu(view: OpView) -> list[Type]:
+    return [_halved(view, _norm_linear_type(view))]
+
+
+def _infer_add_rms_norm_linear_glu(view: OpView) -> list[Type]:
+    total = _sum_type(view)
+    return [_halved(view, _norm_linear_type(view)), total]
+
+
+def _linear_glu_cost(view: OpView, results: Sequence[Type]) -> Cost:
+    return Cost(linear_flops(view, view.tensor("x")), traffic(view, results))
 
 
 def _norm_linear_cost(view: OpView, results: Sequence[Type]) -> Cost:
@@ -109,7 +136,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         name="nn.glu",
         operands=("gate_up",),
-        attrs={"act": AttrSpec("str", "silu", choices=GLU_ACTS)},
+        attrs=ACT,
         infer=_infer_glu,
         rowwise=True,
         doc="act(first half of the last axis) * second half; act's result is rounded to the dtype",
@@ -142,6 +169,36 @@ OPS: tuple[OpDef, ...] = (
         cost=_norm_linear_cost,
         rowwise=True,
         doc="(linear(rms_norm(sum, gain), w, bias), sum); sum and norm are rounded to x's dtype",
+    ),
+    OpDef(
+        name="nn.linear_glu",
+        operands=("x", "w"),
+        optional=("bias",),
+        attrs=ACT,
+        infer=_infer_linear_glu,
+        cost=_linear_glu_cost,
+        rowwise=True,
+        doc="glu(linear(x, w, bias)), the linear's result rounded to x's dtype",
+    ),
+    OpDef(
+        name="nn.rms_norm_linear_glu",
+        operands=("x", "gain", "w"),
+        optional=("bias",),
+        attrs={**NORM_ATTRS, **ACT},
+        infer=_infer_rms_norm_linear_glu,
+        cost=_norm_linear_cost,
+        rowwise=True,
+        doc="glu(rms_norm_linear(x, gain, w, bias))",
+    ),
+    OpDef(
+        name="nn.add_rms_norm_linear_glu",
+        operands=("x", "residual", "gain", "w"),
+        optional=("bias",),
+        attrs={**NORM_ATTRS, **ACT},
+        infer=_infer_add_rms_norm_linear_glu,
+        cost=_norm_linear_cost,
+        rowwise=True,
+        doc="(glu(y), sum) where (y, sum) = add_rms_norm_linear(x, residual, gain, w, bias)",
     ),
     OpDef(
         name="nn.rope_qk",

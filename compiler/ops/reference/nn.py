@@ -91,11 +91,27 @@ def _rope_qk(call: Call) -> Results:
     return [rotate(call.f32(name), positions, table, interleaved) for name in ("q", "k")]
 
 
+def _gated(call: Call, gate_up: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gated unit of f32 [.., 2N] whose values are those of `like`'s dtype."""
+    # Contiguous, as an op of its own would see them: torch's strided loops round otherwise.
+    gate, up = (half.contiguous() for half in gate_up.chunk(2, dim=-1))
+    return rounded(activate(gate, call.word("act")), like) * up
+
+
 def _glu(call: Call) -> Results:
     raw = call.raw("gate_up")
-    # Contiguous, as an op of its own would see them: torch's strided loops round otherwise.
-    gate, up = (half.contiguous() for half in raw.float().chunk(2, dim=-1))
-    return [rounded(activate(gate, call.word("act")), raw) * up]
+    return [_gated(call, raw.float(), raw)]
+
+
+def _of_linear(linear_op: Reference) -> Reference:
+    """The gated unit of a linear's first result."""
+
+    def reference(call: Call) -> Results:
+        y, *others = linear_op(call)
+        x = call.raw("x")
+        return [_gated(call, rounded(y, x), x), *others]
+
+    return reference
 
 
 def _sum(call: Call) -> torch.Tensor:
@@ -139,5 +155,8 @@ TABLE: dict[str, Reference] = {
     "nn.add_rms_norm": _add_rms_norm,
     "nn.rms_norm_linear": _rms_norm_linear,
     "nn.add_rms_norm_linear": _add_rms_norm_linear,
+    "nn.linear_glu": _of_linear(_linear),
+    "nn.rms_norm_linear_glu": _of_linear(_rms_norm_linear),
+    "nn.add_rms_norm_linear_glu": _of_linear(_add_rms_norm_linear),
     "nn.paged_attention": paged_attention,
 }

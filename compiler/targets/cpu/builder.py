@@ -1,6 +1,7 @@
 """Collects the parts of a plan template while ops are lowered one by one."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 from ropeway.compiler.errors import TargetError
 from ropeway.compiler.ir.dims import Dim, print_dim
@@ -15,6 +16,7 @@ from ropeway.compiler.targets.cpu.plan import (
     Buffer,
     CacheSlot,
     ElementType,
+    Layout,
     Ref,
     RowKind,
     Step,
@@ -23,6 +25,7 @@ from ropeway.compiler.targets.cpu.plan import (
 from ropeway.compiler.targets.cpu.views import View, contiguous_strides
 
 _ROWS: dict[str, RowKind] = {"T": "tokens", "R": "requests", "L": "rows"}
+_LAYOUTS: dict[str, Layout] = {name: name for name in get_args(Layout)}
 _ELEMENTS: dict[str, ElementType] = {"f32": "f32", "bf16": "bf16", "i32": "i32"}
 
 
@@ -133,12 +136,13 @@ class PlanBuilder:
 
     # --- everything else that an op reads ---
 
-    def weight(self, op: Op, operand: Operand, layout: str | None = None) -> Ref:
+    def weight(self, op: Op, operand: Operand, layout: Layout | None = None) -> Ref:
         """A weight operand; `layout` is the one that the kernel needs, None for any."""
         if not isinstance(operand, Weight):
             raise refuse(op, f"operand %{operand.name} must be a weight")
-        packed = isinstance(operand.expr, Apply) and operand.expr.fn == "pack"
-        found = "panel32" if packed else "rows"
+        expr, found = operand.expr, _LAYOUTS["rows"]
+        if isinstance(expr, Apply) and expr.fn == "pack":
+            found = _LAYOUTS[str(expr.attr["layout"])]
         if layout is not None and layout != found:
             raise refuse(
                 op, f"@{operand.name} has layout {found}, not {layout}", "run the pass pack-weights"
@@ -150,10 +154,10 @@ class PlanBuilder:
             sizes = inner_shape(op, TensorType(kind.dtype, shape))
             number = self._weight_numbers[operand.name] = len(self.weights)
             dtype = element_type(op, kind)
-            slot = WeightSlot(operand.name, dtype, sizes, "panel32" if packed else "rows")
+            slot = WeightSlot(operand.name, dtype, sizes, found)
             self.weights.append(slot)
         slot = self.weights[number]
-        if packed:
+        if found != "rows":
             return Ref("weights", number, slot.dtype)
         return Ref("weights", number, slot.dtype, slot.shape, contiguous_strides(slot.shape))
 

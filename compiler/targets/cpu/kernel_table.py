@@ -98,6 +98,13 @@ KERNELS: dict[str, Kernel] = {
         Kernel("binary", ("a", "b?", "y"), floats=("scalar",), choices=(("op", BINARY_OPS),)),
         Kernel("reduce", ("x", "y"), ints=("reduced",), choices=(("op", REDUCE_OPS),)),
         Kernel("softmax", ("x", "y")),
+        Kernel(
+            "gemm_glu",
+            ("x", "weight", "bias?", "residual?", "gain?", "sum?", "y"),
+            ints=("norm",),
+            floats=_NORM,
+            choices=(("act", ACTIVATIONS),),
+        ),
     )
 }
 

@@ -19,7 +19,7 @@ from ropeway.compiler.targets.cpu.builder import (
     tensor_type,
 )
 from ropeway.compiler.targets.cpu.kernel_table import MAX_HEAD_DIM
-from ropeway.compiler.targets.cpu.plan import Ref
+from ropeway.compiler.targets.cpu.plan import Layout, Ref
 from ropeway.compiler.targets.cpu.views import View
 
 Lowering = Callable[[PlanBuilder, Op], None]
@@ -89,16 +89,24 @@ def _add_rms_norm(plan: PlanBuilder, op: Op) -> None:
 
 
 def _gemm(plan: PlanBuilder, op: Op, x: Operand, weight: Operand, operands: dict[str, Ref]) -> None:
-    """The matrix product that ends an op; `operands` holds what comes before it."""
+    """The matrix product of an op, its norm before and its gated unit behind it.
+
+    `operands` holds what comes before the product.
+    """
     source = plan.dense(op, x)
     if len(source.shape) != 1:
         raise refuse(op, f"a linear over {tensor_type(op, x)}, which isn't a matrix")
     y = plan.result(op, 0)
-    operands |= {"x": source.ref, "weight": plan.weight(op, weight, "panel32"), "y": y.ref}
+    gated = op.name.endswith("_glu")
+    layout: Layout = "panel32_gated" if gated else "panel32"
+    operands |= {"x": source.ref, "weight": plan.weight(op, weight, layout), "y": y.ref}
     _vectors(plan, op, operands, ("bias",))
-    normed = op.name != "nn.linear"
-    params = _norm_params(op) if normed else {"eps": 0.0, "offset": 0.0}
-    plan.step("gemm", op, plan.rows_of(y), operands, {"norm": int(normed), **params})
+    normed = "norm" in op.name
+    norm = _norm_params(op) if normed else {"eps": 0.0, "offset": 0.0}
+    params: Params = {"norm": int(normed), **norm}
+    if gated:
+        params["act"] = str(attr(op, "act"))
+    plan.step("gemm_glu" if gated else "gemm", op, plan.rows_of(y), operands, params)
 
 
 def _linear(plan: PlanBuilder, op: Op) -> None:
@@ -345,6 +353,9 @@ LOWERINGS: dict[str, Lowering] = {
     "nn.linear": _linear,
     "nn.rms_norm_linear": _rms_norm_linear,
     "nn.add_rms_norm_linear": _add_rms_norm_linear,
+    "nn.linear_glu": _linear,
+    "nn.rms_norm_linear_glu": _rms_norm_linear,
+    "nn.add_rms_norm_linear_glu": _add_rms_norm_linear,
     "nn.glu": _glu,
     "nn.rope": _rope,
     "nn.rope_qk": _rope,

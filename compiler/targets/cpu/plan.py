@@ -23,7 +23,7 @@ ALIGNMENT = 64  # bytes: a cache line and an AVX-512 register; rows and buffers 
 
 RowKind = Literal["tokens", "requests", "rows"]
 Space = Literal["arena", "weights", "input", "cache"]
-Layout = Literal["rows", "panel32"]
+Layout = Literal["rows", "panel32", "panel32_gated"]
 ElementType = Literal["f32", "bf16", "i32"]
 
 ITEM_SIZES: dict[str, int] = {"f32": 4, "bf16": 2, "i32": 4}
@@ -41,6 +41,7 @@ class WeightSlot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     `shape` is logical: [N, K] for a matrix y = x W^T. Layout `panel32` stores it as
     [ceil(N/32)][Kp/2][32][2] (bf16) or [ceil(N/32)][Kp][32] (f32), Kp = K rounded up to 32.
+    `panel32_gated` has 16 rows of the first half and then 16 of the second in each panel.
     """
 
     name: str

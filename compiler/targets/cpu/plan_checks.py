@@ -104,8 +104,10 @@ def _check_tables(template: Template) -> None:
 def _check_weight(slot: WeightSlot) -> None:
     if not slot.shape or any(not 0 < n < MAX_SIZE for n in slot.shape):
         raise _Refusal(f"weight {slot.name!r} has shape {slot.shape}")
-    if slot.layout == "panel32" and (len(slot.shape) != 2 or slot.dtype == "i32"):
-        raise _Refusal(f"weight {slot.name!r} can't have layout panel32")
+    if slot.layout != "rows" and (len(slot.shape) != 2 or slot.dtype == "i32"):
+        raise _Refusal(f"weight {slot.name!r} can't have layout {slot.layout}")
+    if slot.layout == "panel32_gated" and slot.shape[0] % 32:
+        raise _Refusal(f"weight {slot.name!r} has {slot.shape[0]} rows, gated ones come in 32s")
     if slot.stored_bytes > MAX_BYTES:
         raise _Refusal(f"weight {slot.name!r} has {slot.stored_bytes} bytes")
 
@@ -187,6 +189,8 @@ class _StepCheck:
         if self._input("ids", ("ids", "positions")) and self.step.rows != "tokens":
             raise _Refusal("ids are per token")
         table = self._weight("table")
+        if table.layout == "panel32_gated":
+            raise _Refusal(f"table {table.name!r} holds gates beside ups")
         if len(table.shape) != 2 or table.shape[1] != y.width or table.dtype != y.dtype:
             raise _Refusal(f"table {table.dtype}{table.shape} for rows of {y.dtype}[{y.width}]")
 
@@ -203,16 +207,29 @@ class _StepCheck:
         self._vector("bias", x.shape[-1], x.dtype)
 
     def gemm(self) -> None:
-        x, y, weight = self._matrix("x"), self._matrix("y"), self._weight("weight")
-        if weight.layout != "panel32" or weight.shape != (y.width, x.width):
-            raise _Refusal(
-                f"weight {weight.layout}{weight.shape} for {x.width} inputs and {y.width} outputs"
-            )
-        if weight.dtype != x.dtype or y.dtype not in (x.dtype, "f32"):
-            raise _Refusal(f"{x.dtype} x {weight.dtype} -> {y.dtype}")
-        self._vector("bias", y.width, x.dtype)
+        x, y = self._matrix("x"), self._matrix("y")
+        self._product(x, y.width, "panel32")
+        if y.dtype not in (x.dtype, "f32"):
+            raise _Refusal(f"{x.dtype} -> {y.dtype}")
         if "add" in self.operands:
             self._same_shape(self._matrix("add"), y)
+
+    def gemm_glu(self) -> None:
+        x, y = self._matrix("x"), self._matrix("y")
+        self._product(x, 2 * y.width, "panel32_gated")
+        if y.dtype != x.dtype:
+            raise _Refusal(f"{x.dtype} -> {y.dtype}")
+
+    def _product(self, x: Ref, outputs: int, layout: str) -> None:
+        """The weight, bias and norm of x [.., K] -> [.., outputs]."""
+        weight = self._weight("weight")
+        if weight.layout != layout or weight.shape != (outputs, x.width):
+            raise _Refusal(
+                f"weight {weight.layout}{weight.shape} for {x.width} inputs and {outputs} outputs"
+            )
+        if weight.dtype != x.dtype:
+            raise _Refusal(f"{x.dtype} x {weight.dtype}")
+        self._vector("bias", outputs, x.dtype)
         normed = self._integer("norm")
         if normed not in (0, 1) or (not normed and {"residual", "gain", "sum"} & {*self.operands}):
             raise _Refusal(f"norm is {normed} with operands {sorted(self.operands)}")

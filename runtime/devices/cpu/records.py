@@ -245,7 +245,7 @@ def pack_weights(template: Template, file: WeightFile) -> ctypes.Array[WeightRec
         record.width = slot.shape[-1]
         record.rows = slot.shape[0] if len(slot.shape) > 1 else 1
         record.dtype = _DTYPES[slot.dtype]
-        record.packed = int(slot.layout == "panel32")
+        record.packed = int(slot.layout != "rows")
     return packed
 
 
