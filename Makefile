@@ -23,13 +23,14 @@ SOURCES := $(shell find compiler passes models runtime -name '*.py')
 KERNELS := $(wildcard runtime/kernels/*.cpp runtime/kernels/*.h)
 PACKAGES := compiler models passes runtime
 
-.PHONY: help demo test check format bench setup corpus clean
+.PHONY: help demo test check format bench bench-peers setup corpus clean
 
 help:
 	@echo "make demo    compile SmolLM2-135M and ask it a question (QUESTION='...')"
 	@echo "make test    run every test"
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   speed on the project's workload, as JSON (THREADS=$(THREADS))"
+	@echo "make bench-peers   the same beside other engines, each in an environment of its own (PEERS='--help')"
 	@echo "make setup   only set up .venv; then: $(BIN)/ropeway --help"
 
 setup: $(SETUP)
@@ -89,6 +90,11 @@ format: $(SETUP)
 
 bench: $(DEMO)
 	@$(BIN)/ropeway bench $(DEMO) --threads $(THREADS) --json
+
+# Other engines beside ours, in turns: PEERS='--rounds 3 --skip vllm-cpu --json peers.json'.
+PEERS ?=
+bench-peers: $(DEMO)
+	@PYTHONPATH=tests/benchmarks $(BIN)/python -m peers --threads $(THREADS) $(PEERS)
 
 # Only for a new artifact format: released entries stay as they are.
 corpus: $(SETUP)

@@ -1,0 +1,125 @@
+"""The link to an engine, with real processes: answers, failures, and nothing left behind."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.peers import process as link
+from benchmarks.peers.errors import EngineError
+from benchmarks.peers.noise import Watch
+from benchmarks.peers.process import EngineProcess
+
+PEERS = Path(__file__).parents[1] / "benchmarks"
+ENGINE = """
+import os, subprocess, sys, time
+from peers.engines.serving import serve
+
+class Toy:
+    created = None
+    def __init__(self, settings):
+        if settings.model == "missing":
+            raise FileNotFoundError("no model there")
+        self.process = os.getpid()
+        self.child = subprocess.Popen(["sleep", "60"])
+        print("libraries print what they like")
+        self.ballast = b"x" * (settings.longest << 20)
+    def generate(self, prompts, new):
+        if new == 13:
+            print("a last word", file=sys.stderr, flush=True)
+            os._exit(3)
+        if new == 14:
+            return [[1] for _ in prompts]
+        if new == 15:
+            time.sleep(60)
+        return [[sum(prompt)] * new for prompt in prompts]
+    def close(self):
+        pass
+
+serve(Toy)
+"""
+SETTINGS = {"model": "toy", "threads": 1, "longest": 64, "requests": 2}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    """A toy engine in a process, not loaded."""
+    variables = os.environ | {"PYTHONPATH": str(PEERS)}
+    started = EngineProcess([sys.executable, "-c", ENGINE], variables, tmp_path / "toy.log")
+    yield started
+    started.kill()
+
+
+def alive(session: int) -> list[int]:
+    """Processes of a session that haven't ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_it_loads_generates_and_tells_its_memory(engine: EngineProcess) -> None:
+    loaded = engine.load(SETTINGS)
+    assert 0 < loaded < 60
+    assert 0 <= engine.generate([[1, 2], [3]], 4) < 10
+    assert engine.first_token([1]) > loaded
+    assert 64 < engine.peak_mib() < 400
+    assert len(alive(engine.session)) == 2
+    engine.close()
+    assert alive(engine.session) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [(13, r"ended with code 3: a last word"), (14, r"asked for 14 tokens to 1 prompts, got \[1\]")],
+)
+def test_what_goes_wrong_is_said(engine: EngineProcess, new: int, message: str) -> None:
+    engine.load(SETTINGS)
+    with pytest.raises(EngineError, match=message):
+        engine.generate([[1]], new)
+
+
+def test_an_error_while_loading_is_the_engines_own(engine: EngineProcess) -> None:
+    with pytest.raises(EngineError, match="FileNotFoundError: no model there"):
+        engine.load(SETTINGS | {"model": "missing"})
+
+
+def test_an_engine_that_hangs_is_given_up(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.load(SETTINGS)
+    monkeypatch.setattr(link, "ANSWER_LIMIT_S", 0.2)
+    with pytest.raises(EngineError, match="generate: no answer in 0 s"):
+        engine.generate([[1]], 15)
+    engine.kill()
+    assert alive(engine.session) == []
+
+
+def test_a_stopped_engine_computes_nothing_and_can_be_ended(engine: EngineProcess) -> None:
+    engine.load(SETTINGS)
+    engine.stop()
+    time.sleep(0.05)
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+              for pid in alive(engine.session)]  # fmt: skip
+    assert states == ["T", "T"]
+    engine.resume()
+    assert engine.generate([[1]], 2) >= 0
+    engine.stop()
+    engine.kill()
+    assert alive(engine.session) == []
+
+
+def test_an_engines_own_time_is_no_noise(engine: EngineProcess) -> None:
+    """Loading fills 64 MiB, which takes CPU time; it isn't others' time."""
+    known = Watch({engine.session}, 0.0, lambda text: None)
+    unknown = Watch(set(), 0.0, lambda text: None)
+    before = known._others() - unknown._others()
+    engine.load(SETTINGS)
+    assert known._others() - unknown._others() < before

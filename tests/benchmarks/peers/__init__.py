@@ -1,0 +1,1 @@
+"""Other engines measured against Ropeway, alternating in one run: `make bench-peers`."""
