@@ -55,6 +55,17 @@ class Ceilings:
         """Rate of a bf16 linear of 2048 cubed; 0 when it wasn't measured."""
         return statistics.median(self._gemm) if self._gemm else 0.0
 
+    @property
+    def figures(self) -> dict[str, float | str]:
+        """What fractions are taken of, for the results; nothing where nothing was sampled."""
+        if not self.sampled:
+            return {}
+        return {
+            "read_gb_s": round(self.read_gb_s, 2),
+            "gemm_bf16_gflop_s": round(self.gemm_bf16_gflop_s, 1),
+            "gemm_by": self.gemm_by,
+        }
+
     def sample(self) -> None:
         """Measures once more. Raises RunError when the child fails."""
         command = [sys.executable, "-m", "ropeway.runtime.bench.machine"]

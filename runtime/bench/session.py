@@ -34,7 +34,14 @@ Note = Callable[[str], None]
 class Session:
     """A context manager: leaving it releases the engine."""
 
-    def __init__(self, artifact: Path, threads: int | None, sampler: Sampler, note: Note) -> None:
+    def __init__(
+        self,
+        artifact: Path,
+        threads: int | None,
+        sampler: Sampler,
+        ceilings: Ceilings,
+        note: Note,
+    ) -> None:
         """Loads the artifact; `note` is told what runs. Raises InputError when it isn't for cpu."""
         options = EngineOptions(num_threads=threads, enable_prefix_caching=False)
         self._engine = load_engine(artifact, options)
@@ -42,7 +49,7 @@ class Session:
         self._llm = LLM.from_engine(self._engine)
         self._sampler = sampler
         self._note = note
-        self.ceilings = Ceilings(self._engine.num_threads)
+        self._ceilings = ceilings
         try:
             self._cost = model_cost(self._engine.artifact)
         except InputError:
@@ -85,7 +92,7 @@ class Session:
     def suite(self, work: Workload) -> Figures:
         """Decode, first token, prefill and batches."""
         figures: Figures = {"load_s": self.load_s}
-        figures |= run_suite(self._generate, work, self._sampler, self.ceilings, self._note)
+        figures |= run_suite(self._generate, work, self._sampler, self._ceilings, self._note)
         before = self._llm.stats()
         self._generate(work.batch32, work.gen)
         after = self._llm.stats()
@@ -93,7 +100,7 @@ class Session:
         native = after.native_seconds - before.native_seconds
         figures["host_fraction_b32"] = round(host / (host + native), 4)
         figures["bytes_per_token"] = self._cost.weight_bytes
-        figures["fraction"] = fractions(figures, work, Bounds(self._cost, self.ceilings))
+        figures["fraction"] = fractions(figures, work, Bounds(self._cost, self._ceilings))
         return figures
 
     def load(self, work: Workload) -> Figures:
@@ -137,24 +144,18 @@ class Session:
         captures = []
         for shape in shapes:
             self._note(f"profile of {shape}")
-            self.ceilings.sample()
+            self._ceilings.sample()
             repeats = _DECODES if shape.kind == "decode" else _PREFILLS
             captures.append(capture(self._engine, shape, repeats))
         if trace is not None:
             write_trace(trace, template, captures)
             self._note(f"wrote {trace}")
-        return [profile_step(template, one, Rates.of(self.ceilings)) for one in captures]
+        return [profile_step(template, one, Rates.of(self._ceilings)) for one in captures]
 
-    def machine(self) -> Figures:
-        """The ceilings that the fractions were taken of."""
-        if not self.ceilings.sampled:
-            return {"threads": self._engine.num_threads}
-        return {
-            "threads": self._engine.num_threads,
-            "read_gb_s": round(self.ceilings.read_gb_s, 2),
-            "gemm_bf16_gflop_s": round(self.ceilings.gemm_bf16_gflop_s, 1),
-            "gemm_by": self.ceilings.gemm_by,
-        }
+    @property
+    def threads(self) -> int:
+        """Threads that the engine computes with."""
+        return self._engine.num_threads
 
     def _generate(self, prompts: list[list[int]], new: int) -> list[list[int]]:
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
