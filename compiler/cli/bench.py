@@ -1,6 +1,7 @@
 """`ropeway bench`: speed on one artifact, held against what the machine can do."""
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -150,6 +151,10 @@ def _check_trace(trace: Path | None) -> None:
         )
     if trace is not None and trace.is_dir():
         raise InputError(f"--trace {trace}: is a folder: name a file")
+    if trace is not None and not os.access(
+        trace if trace.exists() else trace.absolute().parent, os.W_OK
+    ):
+        raise InputError(f"--trace {trace}: may not be written: name another file")
 
 
 def _note(what: str) -> None:
