@@ -1,6 +1,7 @@
 """`make bench-peers`: sets the peers up, runs the rounds, prints the table."""
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -8,24 +9,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ropeway.compiler.artifact.reader import open_artifact
+from ropeway.compiler.errors import RopewayError
 from ropeway.runtime.bench.cost import model_cost
 from ropeway.runtime.bench.machine import Ceilings
 from ropeway.runtime.bench.suite import Bounds
-from ropeway.runtime.bench.workload import Workload, read_workload
+from ropeway.runtime.bench.workload import read_workload
 
 from .checkpoints import Checkpoints
 from .errors import EngineError
-from .figures import FIGURES
 from .noise import Watch
+from .report import Report
 from .roster import OURS, PEERS, Setup
 from .rounds import Contest, Entry, Record
-from .table import ratio, render
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CACHE = _ROOT / ".cache"
+_PEERS = _CACHE / "peers"
 
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -78,7 +79,6 @@ def _note(what: str) -> None:
 
 def _set_up(setup: Setup, peers: list[str], gguf: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """(entries, errors) by name."""
-    setup.root.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(gguf, setup.root / "models", _note)
     entries, errors = {OURS: setup.ours()}, {}
     for name in peers:
@@ -90,55 +90,10 @@ def _set_up(setup: Setup, peers: list[str], gguf: Path) -> tuple[dict[str, Entry
     return entries, errors
 
 
-def _fractions(record: Record, bounds: Bounds, work: Workload) -> dict[str, float]:
-    """Ropeway's figures as parts of their bounds; none where the GEMM rate wasn't measured."""
-    if not bounds.ceilings.gemm_bf16_gflop_s:
-        return {}
-    medians = record.medians()
-    return {
-        figure.key: medians[figure.key] / figure.bound(bounds, work)
-        for figure in FIGURES
-        if figure.bound is not None and figure.key in medians
-    }
-
-
-def _notes(arguments: argparse.Namespace, records: dict[str, Record]) -> dict[str, str]:
-    """A line an engine: what it is, how noisy its samples were, why it failed or isn't there."""
-    notes = {}
-    for name, peer in PEERS.items():
-        label = peer.label
-        if name not in arguments.peers:
-            notes[name] = "left out on request"
-        elif records[name].error is not None:
-            notes[name] = f"{label}: FAILED: {records[name].error}"
-        else:
-            notes[name] = label
-    ours = records[OURS].error
-    return notes if ours is None else {OURS: f"FAILED: {ours}"} | notes
-
-
-def _report(records: dict[str, Record], fractions: dict[str, float]) -> dict[str, Any]:
-    medians = {name: record.medians() for name, record in records.items()}
-    return {
-        "engines": {
-            name: {
-                "median": medians[name],
-                "samples": record.samples,
-                "others_share_max": round(record.others_share_max, 3),
-                "error": record.error,
-            }
-            for name, record in records.items()
-        },
-        "ratio_to_best_peer": {figure.key: ratio(figure, medians) for figure in FIGURES},
-        "fraction_of_bound": fractions,
-    }
-
-
-def main() -> int:
-    """Exit code: 0, or 1 if Ropeway itself failed."""
-    arguments = _arguments()
+def _measure(arguments: argparse.Namespace) -> int:
     work = read_workload(arguments.workload)
-    setup = Setup(_CACHE / "peers", arguments.artifact, arguments.threads, work)
+    cost = model_cost(open_artifact(arguments.artifact))
+    setup = Setup(_PEERS, arguments.artifact, arguments.threads, work)
     entries, errors = _set_up(setup, arguments.peers, arguments.gguf)
     if arguments.setup_only:
         return 1 if errors else 0
@@ -147,38 +102,34 @@ def main() -> int:
     contest = Contest(entries, work, watch, ceilings, _note)
     contest.run(arguments.rounds)
     records = contest.records | {name: Record(error=text) for name, text in errors.items()}
-    records = {name: records[name] for name in (OURS, *PEERS) if name in records}
-    bounds = Bounds(model_cost(open_artifact(arguments.artifact)), ceilings)
-    fractions = _fractions(records[OURS], bounds, work)
-    print(
-        render(
-            {name: record.medians() for name, record in records.items()},
-            fractions,
-            _notes(arguments, records),
-        )
+    report = Report(
+        {name: records[name] for name in (OURS, *arguments.peers)},
+        Bounds(cost, ceilings),
+        work,
+        arguments.threads,
+        arguments.rounds,
     )
-    print(
-        f"{_processor()}: {arguments.threads} threads, {arguments.rounds} rounds; "
-        f"read {ceilings.read_gb_s:.1f} GB/s, bf16 GEMM {ceilings.gemm_bf16_gflop_s:.0f} GFLOP/s "
-        f"({ceilings.gemm_by}); others took at most "
-        f"{max(record.others_share_max for record in records.values()):.2f} of a core"
-    )
+    print(report.text())
     if arguments.json:
-        report = _report(records, fractions) | {
-            "threads": arguments.threads,
-            "rounds": arguments.rounds,
-            "read_gb_s": ceilings.read_gb_s,
-            "gemm_bf16_gflop_s": ceilings.gemm_bf16_gflop_s,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1))
+        arguments.json.write_text(json.dumps(report.data(), indent=1))
     return 0 if records[OURS].error is None else 1
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
+def main() -> int:
+    """Exit code: 0; 1 if Ropeway failed or the machine couldn't be measured; 2 for bad input."""
+    arguments = _arguments()
+    _PEERS.mkdir(parents=True, exist_ok=True)
+    with (_PEERS / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _note(f"another run holds {lock.name}: two at a time would measure each other")
+            return 1
+        try:
+            return _measure(arguments)
+        except RopewayError as error:
+            _note(str(error))
+            return error.exit_code
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

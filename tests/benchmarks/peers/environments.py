@@ -73,9 +73,9 @@ LLAMA_CPP = Environment(  # built from source for this very machine
 )
 OPENVINO = Environment(
     "openvino_genai",
-    (_TORCH, (*_TORCH, "openvino-genai==2026.4.1", "optimum-intel")),
+    (_TORCH, (*_TORCH, "openvino-genai==2026.4.1", "optimum-intel==2.2.0")),
     removes=("torchvision",),
 )
 TRANSFORMERS = Environment(
-    "transformers", (_TORCH, (*_TORCH, "transformers==5.24.0", "accelerate"))
+    "transformers", (_TORCH, (*_TORCH, "transformers==5.24.0", "accelerate==1.15.0"))
 )
