@@ -114,14 +114,7 @@ class Setup:
             "requests": max(len(work.batch8), len(work.batch32)),
             "options": ready.options,
         }
-        variables = (
-            os.environ
-            | ready.variables
-            | {
-                "PYTHONPATH": str(_PACKAGE_PARENT),
-                "OMP_NUM_THREADS": str(self.threads),
-            }
-        )
+        variables = os.environ | ready.variables | {"PYTHONPATH": str(_PACKAGE_PARENT)}
         command = [python, "-m", f"peers.engines.{module}"]
         log = self.root / f"{name}.log"
         return Entry(lambda: EngineProcess(command, variables, log), settings)

@@ -34,6 +34,7 @@ class LlamaCpp:
         threads = str(settings.threads)
         command = [settings.options["program"], "--model", settings.model]
         command += ["--host", _HOST, "--port", str(self._port), "--no-webui"]
+        command += ["--log-verbosity", "1"]  # errors
         command += ["--threads", threads, "--threads-batch", threads]
         command += ["--parallel", str(settings.requests)]
         command += ["--ctx-size", str(slot * settings.requests)]
