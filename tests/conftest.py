@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,11 @@ def smollm2_gguf() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each of several workers keeps to one core: teams that share cores wait in barriers."""
+    """Each of several workers keeps to one core: teams that share cores wait in barriers.
+
+    Ctrl-C means what it means at a terminal, though a shell's background jobs ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
         cores = sorted(os.sched_getaffinity(0))

@@ -9,8 +9,6 @@
 namespace ropeway {
 namespace {
 
-constexpr int64_t kFetchAheadBytes = 256 << 10;  // a part of a 2 MiB L2
-
 template <class... Handlers>
 struct Overloaded : Handlers... {
     using Handlers::operator()...;
@@ -84,11 +82,6 @@ int Program::add_bucket(int64_t tokens, int64_t requests, int64_t rows, const in
         const ScratchNeed own = scratch_need(bucket->steps.back(), *bucket);
         need.per_thread = std::max(need.per_thread, own.per_thread);
         need.shared = std::max(need.shared, own.shared);
-    }
-    bucket->coming.assign(records_.size(), -1);
-    for (size_t i = records_.size(); i-- > 1;) {
-        const bool reads = std::holds_alternative<NormGemm>(bucket->steps[i].arguments);
-        bucket->coming[i - 1] = reads ? static_cast<int32_t>(i) : bucket->coming[i];
     }
     if (head_ >= 0) {
         const auto most = static_cast<size_t>(rows * team_->size());
@@ -280,22 +273,6 @@ void Program::want_peaks(BucketRecord& bucket, const StepData& data) {
     peaks_found_ = {peaks_.data(), team_->size(), data.rows};
 }
 
-// The weights that the step `coming` after `step` takes first, for kernels that leave memory idle.
-void Program::fetch_part(Context& context, const BucketRecord& bucket, int64_t step) const {
-    const int32_t coming = bucket.coming[static_cast<size_t>(step)];
-    context.ahead = context.ahead_end = nullptr;
-    if (coming < 0) return;
-    const GemmArgs& gemm =
-        std::get<NormGemm>(bucket.steps[static_cast<size_t>(coming)].arguments).gemm;
-    const DType type = (gemm.norm != nullptr ? gemm.norm->x : gemm.x).dtype;
-    const int64_t panels = round_up(gemm.n, kPanel) / kPanel;
-    const int64_t bytes = round_up(gemm.k, kPanel) * kPanel * item_size(type);
-    const int64_t first = panels * context.rank / context.size * bytes;
-    const int64_t end = panels * (context.rank + 1) / context.size * bytes;
-    context.ahead = static_cast<const char*>(gemm.weight) + first;
-    context.ahead_end = context.ahead + std::min(end - first, kFetchAheadBytes);
-}
-
 void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps) {
     const auto total = static_cast<int64_t>(records_.size());
     struct Job {
@@ -322,7 +299,6 @@ void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64
                         *program.buckets_[static_cast<size_t>(job.buckets[j])];
                     const BoundStep& step = bucket.steps[static_cast<size_t>(i)];
                     if (bucket.counts[static_cast<int>(step.rows)] == 0) continue;
-                    program.fetch_part(context, bucket, i);
                     program.execute(context, step);
                     program.team_->barrier();
                 }

@@ -95,7 +95,6 @@ struct BucketRecord {
     int64_t tokens, requests, rows;
     std::vector<BoundStep> steps;
     int64_t counts[3] = {0, 0, 0};  // true sizes of the step being run
-    std::vector<int32_t> coming;    // per step: the next one that reads weights at length, or -1
 };
 
 // 64-byte aligned memory that holds anything.
@@ -150,7 +149,6 @@ private:
     RunReport prepare(int bucket, const StepData& data);
     // Has the step that makes the logits find their peaks.
     void want_peaks(BucketRecord& bucket, const StepData& data);
-    void fetch_part(Context& context, const BucketRecord& bucket, int64_t step) const;
     void patch(BoundStep& step, const StepData& data) const;
     void replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps);
     void execute(const Context& context, const BoundStep& step) const;

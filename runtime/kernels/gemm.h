@@ -49,10 +49,10 @@ struct Pending {
     Peak* peaks = nullptr;
 };
 
-// A finish whose tiles can't be split into halves of columns takes whole panels.
+// kColumns: of y that a panel makes. Where they aren't the panel's own, a panel can't be halved.
 template <class T, class Out>
 struct PlainFinish {
-    static constexpr bool kWholePanels = false;
+    static constexpr int64_t kColumns = kPanel;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
         for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
@@ -76,7 +76,7 @@ struct PlainFinish {
 // 16 gates beside their 16 ups become 16 columns of y.
 template <class T, Activation act>
 struct GluFinish {
-    static constexpr bool kWholePanels = true;
+    static constexpr int64_t kColumns = kPanel / 2;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
         const int64_t column = t.column / 2;
@@ -98,7 +98,7 @@ struct GluFinish {
 // step of 32 rows are 6 MB.
 template <class T>
 struct PeakFinish {
-    static constexpr bool kWholePanels = false;
+    static constexpr int64_t kColumns = kPanel;
     RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
         const float* c = t.c;
         for (int64_t r = t.first; r < t.first + t.rows; r++, c += kTileStride) {
@@ -137,8 +137,9 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
                            int64_t first, int64_t rows) {
     constexpr int64_t kHalf = kPanel / 2, kTile = kRowsBest * kTileStride;
     const int64_t kp = round_up(a.k, kPanel), panels = (a.n + kPanel - 1) / kPanel;
-    Span halves = my_part(ctx, Finish::kWholePanels ? panels : 2 * panels);
-    if (Finish::kWholePanels) halves = {2 * halves.begin, 2 * halves.end};
+    constexpr bool kWhole = Finish::kColumns != kPanel;
+    Span halves = my_part(ctx, kWhole ? panels : 2 * panels);
+    if (kWhole) halves = {2 * halves.begin, 2 * halves.end};
     alignas(64) float buffers[2][kTile];
     int which = 0;
     Pending last;
@@ -158,8 +159,7 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
             float* c = buffers[which];
             // Not for few rows: their part of y is small, and memory has enough to do.
             for (int64_t i = 0; i < n && rows > kRowsBest; i++)
-                __builtin_prefetch(
-                    row<Out>(a.y, first + r + i) + p * (Finish::kWholePanels ? kHalf : kPanel), 1, 3);
+                __builtin_prefetch(row<Out>(a.y, first + r + i) + p * Finish::kColumns, 1, 3);
             const T* panel = (const T*)a.weight + p * kp * kPanel;
             const Segments<T> b = {&panel, 1, kp};
             // One tile of rows stays in L1 from panel to panel; of many, the panel stays.

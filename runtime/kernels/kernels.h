@@ -55,10 +55,6 @@ struct Context {
     void* shared = nullptr;                           // one for the whole team
     void (*barrier)(void* team, int rank) = nullptr;  // may be null when size == 1
     void* team = nullptr;
-    // This thread's part of the next weights to come: kernels that leave memory idle fetch from
-    // here and move `ahead` on. Null when nothing is known to come.
-    mutable const char* ahead = nullptr;
-    const char* ahead_end = nullptr;
 };
 struct ScratchNeed {
     size_t per_thread = 0;

@@ -8,14 +8,6 @@ RW_INLINE Span my_part(const Context& ctx, int64_t count) {
     return {count * ctx.rank / ctx.size, count * (ctx.rank + 1) / ctx.size};
 }
 
-// Asks for `lines` cache lines of the next weights.
-RW_INLINE void fetch_ahead(const Context& ctx, int lines) {
-    const char* p = ctx.ahead;
-    if (p >= ctx.ahead_end) return;
-    for (int i = 0; i < lines; i++) __builtin_prefetch(p + 64 * i, 0, 2);
-    ctx.ahead = p + 64 * lines;
-}
-
 template <class T>
 RW_INLINE T* row(const View& view, int64_t i) {
     return (T*)view.data + i * view.stride;
@@ -147,7 +139,6 @@ static void glu_rows(const Context& ctx, const GluArgs& a) {
             store_some(y + i,
                        gated<T, act>(load_some(gate + i, last - i), load_some(up + i, last - i)),
                        last - i);
-            fetch_ahead(ctx, 2);
         }
     }
 }

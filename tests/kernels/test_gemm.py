@@ -94,6 +94,17 @@ def test_many_rows_in_chunks(level: str, rng: np.random.Generator) -> None:
     assert (single.view(np.uint32) == y[321:322].view(np.uint32)).all()
 
 
+@pytest.mark.parametrize("k", [769, 1024, 1536, 1600])
+def test_deep_panels_in_parts(level: str, k: int, rng: np.random.Generator) -> None:
+    """bf16 rows that are many enough to take k in parts: exact, and the bits of one row alone."""
+    case = Case(rng, 75, k, kc.BF16, rows=300, bias=True)
+    y = case.run(level, threads=2)
+    np.testing.assert_allclose(y, case.exact(), rtol=2e-5, atol=2e-5)
+    for rows in (slice(0, 1), slice(40, 73), slice(200, 296)):
+        part = case.run(level, rows, threads=3)
+        assert (part.view(np.uint32) == y[rows].view(np.uint32)).all()
+
+
 def test_rounds_to_bf16_once_and_adds_after_rounding(level: str, rng: np.random.Generator) -> None:
     case = Case(rng, 75, 96, kc.BF16, bias=True)
     full = case.run(level, threads=2)

@@ -30,6 +30,15 @@ def test_every_rank_runs_once_per_job(size):
             assert len(seen) == job * size
 
 
+@pytest.fixture
+def every_core():
+    """All cores, though a test process may have been given one of its own."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    yield os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before)
+
+
 def _cores_of_ranks(size: int) -> dict[int, set[int]]:
     """The cores that each rank may run on while a job runs."""
     seen: dict[int, set[int]] = {}
@@ -39,9 +48,9 @@ def _cores_of_ranks(size: int) -> dict[int, set[int]]:
     return seen
 
 
-def test_a_team_of_every_core_keeps_its_threads_apart():
+def test_a_team_of_every_core_keeps_its_threads_apart(every_core):
     """Each worker has one core of its own; the caller stays free, also afterwards."""
-    usable = os.sched_getaffinity(0)
+    usable = every_core
     if len(usable) < 2:
         pytest.skip("one core leaves nothing to choose")
     seen = _cores_of_ranks(len(usable))
@@ -51,9 +60,9 @@ def test_a_team_of_every_core_keeps_its_threads_apart():
     assert seen[0] == usable == os.sched_getaffinity(0)
 
 
-def test_a_team_that_leaves_cores_free_is_not_pinned(monkeypatch):
+def test_a_team_that_leaves_cores_free_is_not_pinned(every_core, monkeypatch):
     """Another team, of this process or another, must not end up on the same cores."""
-    usable = os.sched_getaffinity(0)
+    usable = every_core
     assert _cores_of_ranks(len(usable) + 1) == dict.fromkeys(range(len(usable) + 1), usable)
     monkeypatch.setenv("ROPEWAY_PIN", "off")
     assert _cores_of_ranks(len(usable)) == dict.fromkeys(range(len(usable)), usable)
