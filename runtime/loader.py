@@ -85,6 +85,7 @@ class Engine:
 
     def close(self) -> None:
         """Release the device, then the temporary artifact; a second call does nothing."""
+        self.core.halt()
         self.device.close()
         if self.scratch is not None:
             self.scratch.cleanup()

@@ -55,3 +55,12 @@ def smollm2_bf16(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -
 def smollm2_f32(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real model as a float32 CPU artifact."""
     return _compiled(smollm2_gguf, tmp_path_factory, "float32")
+
+
+@pytest.fixture(params=[False, True], ids=["in-step", "overlap"])
+def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Toy engines run with one step in flight, and with two."""
+    from support.toy_llm import usual  # noqa: PLC0415  (as above)
+
+    monkeypatch.setitem(usual, "overlap", request.param)
+    return bool(request.param)

@@ -93,6 +93,49 @@ class Handle:
     logits: Float32Array
 
 
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """A step as a queue runs it: copy blocks, take the fed ids, replay, sample.
+
+    `feed` [T] names for each token the row of the job before whose draw is its id; -1: the id is
+    in `inputs`; None: all are. Nothing may change these arrays until the job was waited for.
+    """
+
+    bucket: Bucket
+    inputs: StepInputs
+    batch: "SampleBatch | None" = None
+    copies: Sequence[tuple[int, int]] = ()
+    feed: Int32Array | None = None
+
+
+class StepQueue(Protocol):
+    """Steps that run one after another, in the order in which they were queued.
+
+    A token fed by a draw that failed is kept nowhere: its row touches nothing of others. One
+    thread at a time queues and waits; meanwhile the device does nothing else.
+    """
+
+    def enqueue(self, job: StepJob) -> int:
+        """Queue a job; its ticket. RunError when it can't fit the program, or too many wait."""
+        ...
+
+    def wait(self, ticket: int) -> "SampleResult | None":
+        """Return once the job has run; None without a batch. Each ticket once, in their order.
+
+        RunError when its inputs pointed outside the bucket or the caches, or a job before it
+        failed, which stops those queued behind it.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Forget every job; return once none runs."""
+        ...
+
+    def close(self) -> None:
+        """Cancel, and release what the queue holds; a second call does nothing."""
+        ...
+
+
 class Device(Protocol):
     """The run-time half of a target."""
 
@@ -137,6 +180,13 @@ class Device(Protocol):
 
     def wait(self, handle: Handle) -> None:
         """Return once the step's effects are visible; at once on a synchronous device."""
+        ...
+
+    def open_queue(self) -> StepQueue | None:
+        """A queue that runs steps while the host does something else; None where there is none.
+
+        One a device at most. The device closes it.
+        """
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -1,19 +1,25 @@
-"""The engine core: plan, submit, sample, commit, one step a call.
+"""The engine core: plan, queue, commit, one step a call.
 
 Contract: only token ids, no text. The core is driven by one thread at a time. A request is checked
 whole when it is added; after that nothing it says can fail the step of another. When the device
 fails, every request ends with an error and all blocks come back, before the error is raised.
+
+Over a device's own queue two steps are in flight: while one runs the next is planned and queued,
+and the news of the one before is on its way to whoever waits. A step's news comes as soon as it is
+done.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ropeway.compiler.errors import RequestError, RunError
-from ropeway.runtime.devices.base import Device
+from ropeway.runtime.devices.base import Device, StepJob, StepQueue
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
@@ -22,9 +28,19 @@ from ropeway.runtime.engine.plan import Progress, StepPlan
 from ropeway.runtime.engine.request import FinishReason, Request
 from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, token_logprobs
 from ropeway.runtime.engine.scheduler import Scheduler
-from ropeway.runtime.engine.step_inputs import build_step_inputs
+from ropeway.runtime.engine.step_inputs import build_feed, build_step_inputs
 from ropeway.runtime.sampling.batch import SampleResult
 from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.runtime.step_queue import InlineQueue
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was queued; `drawn` are those of its sampled rows that are draws."""
+
+    plan: StepPlan
+    ticket: int
+    drawn: list[int]
 
 
 class EngineCore:
@@ -41,13 +57,16 @@ class EngineCore:
         eos_ids: Sequence[int] = (),
         enable_prefix_caching: bool = True,
         seed: int = 0,
+        queue: StepQueue | None = None,
     ) -> None:
         """The device must have been loaded; `num_blocks` KV blocks (null block included) are
-        allocated here."""
+        allocated here. With a `queue` of the device's two steps are in flight, else one."""
         layout = device.cache_layout
         self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
-        self._device = device
+        self._queue: StepQueue = queue or InlineQueue(device)
+        self._depth = 1 if queue is None else 2
+        self._flying: deque[_Flight] = deque()
         self._seed = seed
         self._arrivals = 0
         self._tables = BlockTables(limits.max_seqs, max_model_len, layout.block_size, layout.groups)
@@ -65,7 +84,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.unfinished > 0 or bool(self._pending)
+        return self.scheduler.unfinished > 0 or bool(self._pending) or bool(self._flying)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. RequestError, naming the field, when it can't be served."""
@@ -135,22 +154,24 @@ class EngineCore:
             self._sampling.pop(request_id, None)
 
     def step(self) -> list[Update]:
-        """Run one step; the news of every choice that has some. Empty when idle.
+        """Finish one step; the news of every choice that has some. Empty when idle.
 
         Raises RunError when the device fails; all requests have then ended, which the next `step`
         reports.
         """
         began, native = time.perf_counter(), self._native
         updates, self._pending = self._pending, []
-        plan = self.scheduler.plan()
-        if plan is not None:
-            try:
-                updates += self._run(plan)
-            except BaseException as error:
-                self._pending = updates
-                self._fail(plan, f"{type(error).__name__}: {error}")
-                raise
-        elif self.scheduler.unfinished and not updates:
+        try:
+            while len(self._flying) < self._depth and self._launch():
+                pass
+            stuck = not self._flying and not updates and self.scheduler.unfinished > 0
+            if self._flying:
+                updates += self._land()
+        except BaseException as error:
+            self._pending = updates
+            self._fail(f"{type(error).__name__}: {error}")
+            raise
+        if stuck:
             raise RunError(
                 f"scheduler: {self.scheduler.unfinished} requests wait but none can run; please "
                 f"report this with llm.stats()"
@@ -159,7 +180,9 @@ class EngineCore:
         return updates
 
     def stats(self) -> EngineStats:
-        """Totals and state now."""
+        """Totals and state now. Steps that nobody waits for any more are finished first."""
+        if not self.scheduler.unfinished:
+            self.settle()
         scheduler, pool = self.scheduler, self.scheduler.pool
         counters = scheduler.counters
         return EngineStats(
@@ -181,23 +204,49 @@ class EngineCore:
             block_size=self._tables.block_size,
         )
 
+    def settle(self) -> None:
+        """Finish the steps in flight; their news comes with the next `step`."""
+        while self._flying:
+            try:
+                self._pending += self._land()
+            except BaseException as error:
+                self._fail(f"{type(error).__name__}: {error}")
+                raise
+
     def count_host(self, seconds: float) -> None:
         """Add work done for steps outside the core (text), so that the totals are whole."""
         self._host += seconds
 
     # -- one step ---------------------------------------------------------------------------
 
-    def _run(self, plan: StepPlan) -> list[Update]:
+    def _launch(self) -> bool:
+        """Plan a step and queue it; False when there is nothing to run."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
         batch, drawn = self._rows.build(plan, self._sampling) if plan.rows else (None, [])
         peak_only = None if batch is None else batch.peak_only(plan.rows)
-        inputs = build_step_inputs(plan, self._tables, peak_only)
+        job = StepJob(
+            bucket=plan.bucket,
+            inputs=build_step_inputs(plan, self._tables, peak_only),
+            batch=batch,
+            copies=plan.copies,
+            feed=build_feed(plan, self._flying[-1].drawn) if self._flying else None,
+        )
         began = time.perf_counter()
-        if plan.copies:
-            self._device.copy_blocks(plan.copies)
-        handle = self._device.submit(plan.bucket, inputs)
-        result = None if batch is None else self._device.sample(handle, batch)
-        self._device.wait(handle)
+        ticket = self._queue.enqueue(job)
         self._native += time.perf_counter() - began
+        self._flying.append(_Flight(plan, ticket, drawn))
+        return True
+
+    def _land(self) -> list[Update]:
+        """Wait for the oldest step in flight and commit it."""
+        flight = self._flying[0]
+        began = time.perf_counter()
+        result = self._queue.wait(flight.ticket)
+        self._native += time.perf_counter() - began
+        self._flying.popleft()
+        plan, drawn = flight.plan, flight.drawn
         if result is None:
             return self._updates(plan, [], None, [])
         if len(drawn) < len(result.tokens):
@@ -256,8 +305,14 @@ class EngineCore:
 
     # -- ends -------------------------------------------------------------------------------
 
-    def _fail(self, plan: StepPlan, message: str) -> None:
-        self.scheduler.abandon(plan)
+    def halt(self) -> None:
+        """Forget the steps in flight: when this returns none runs, and their requests wait."""
+        self._queue.cancel()
+        self._flying.clear()
+        self.scheduler.abandon()
+
+    def _fail(self, message: str) -> None:
+        self.halt()
         for request_id in list(self._sampling):
             self._end(request_id, "error", message)
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ropeway.compiler.errors import RequestError
 from ropeway.runtime.engine.prefix import PrefixEntry
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -49,22 +50,45 @@ class Request:
         """Length of the prompt."""
         return len(self.prompt)
 
+    def check_fits(self, max_model_len: int, capacity_tokens: int) -> None:
+        """Raises RequestError unless program and KV cache can hold it alone."""
+        if self.prompt_tokens == 0:
+            raise RequestError("prompt", "it has no tokens; give at least one")
+        if not self.prompt_tokens <= self.total_tokens <= max_model_len:
+            raise RequestError(
+                "prompt",
+                f"{self.prompt_tokens} tokens and the output come to {self.total_tokens}, "
+                f"but the program holds {max_model_len}: shorten the prompt or max_tokens",
+            )
+        # The last sampled token is never computed, so it needs no room in the cache.
+        needed = max(self.prompt_tokens, self.total_tokens - 1)
+        if needed > capacity_tokens:
+            raise RequestError(
+                "max_tokens",
+                f"prompt and output need {needed} tokens of KV cache, which holds only "
+                f"{capacity_tokens}: lower max_tokens or raise kv_cache_memory",
+            )
+
 
 class Choice:
     """One choice of a request: its tokens, how many of them have KV, and the blocks it holds."""
 
     __slots__ = (
-        "aborted",
         "blocks",
         "cached_tokens",
         "choice",
         "draws",
+        "ended",
         "entries",
+        "feed",
         "forks",
         "in_flight",
         "key",
+        "last_step",
         "last_token",
         "num_computed",
+        "num_pending",
+        "num_planned",
         "num_tokens",
         "preemptions",
         "priority",
@@ -96,8 +120,13 @@ class Choice:
         self.shared = False  # whether another sequence may hold the block it writes next
         self.forks = request.choices - 1 if choice == 0 else 0  # choices still to be forked
         self.draws = request.total_tokens > request.prompt_tokens  # False: only scored
-        self.in_flight = False
-        self.aborted = False
+        # What steps that were planned and aren't committed yet will have done:
+        self.in_flight = 0  # in how many of them it is
+        self.num_planned = 0  # its num_computed after them
+        self.num_pending = 0  # tokens that they draw for it; each feeds the next step
+        self.last_step = 0  # the number of the last one
+        self.feed = -1  # which of that step's draws is its own
+        self.ended = False  # nothing is owed any more, but a step in flight writes its blocks
         self.preemptions = 0
 
     @property
@@ -106,9 +135,14 @@ class Choice:
         return self.num_tokens - self.request.prompt_tokens
 
     @property
+    def num_coming(self) -> int:
+        """Length once the steps in flight are committed, if it goes on."""
+        return self.num_tokens + self.num_pending
+
+    @property
     def open(self) -> bool:
         """Whether its end is still owed."""
-        return self.state is not State.FINISHED and not self.aborted
+        return self.state is not State.FINISHED and not self.ended
 
     def reserve(self) -> None:
         """Make room for the output; cheap to call again."""

@@ -120,7 +120,8 @@ class SampleRows:
         row: int,
     ) -> None:
         seq = chunk.seq
-        position, generated = seq.num_tokens, seq.output_tokens
+        position = chunk.start + chunk.count
+        generated = position - seq.request.prompt_tokens
         slot = -1
         for choice in range(seq.choice, seq.choice + chunk.samples):
             settings = sampling.settings(choice)

@@ -4,14 +4,21 @@ A sequence needs num_tokens - num_computed tokens. `plan` decides a step and `co
 results; with `add` and `abort` they are the only mutators, and all are deterministic given the
 state, so that a recorded run replays.
 
+Several steps may be planned before the first is committed, in the order in which they run. A
+sequence then goes on as if it didn't stop: its next input is fed by the draw of the step before.
+If it did stop, its row is dropped at that step's commit. What can't be foreseen (a fork, a block
+that only a commit frees) waits for the commit.
+
 Invariants: the pool can hold the longest accepted sequence alone, and a victim of preemption
 always ranks below the sequence that needs its blocks; so the highest-ranked sequence advances in
 every step, and nobody starves behind a finite number of earlier or more urgent ones. Only
-committed, hence computed, full blocks are published.
+committed, hence computed, full blocks are published. A block goes back to the pool when no step in
+flight writes it any more.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -19,7 +26,13 @@ from ropeway.compiler.errors import RequestError, RunError
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
-from ropeway.runtime.engine.plan import Chunk, Progress, SchedulerCounters, StepPlan
+from ropeway.runtime.engine.plan import (
+    Chunk,
+    Progress,
+    SchedulerCounters,
+    StepPlan,
+    check_running,
+)
 from ropeway.runtime.engine.prefix import Digest, blake2b
 from ropeway.runtime.engine.prefix_walk import match_prefix, publish_blocks
 from ropeway.runtime.engine.request import Choice, Key, Request, State
@@ -51,7 +64,8 @@ class Scheduler:
         self._running: list[Choice] = []
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._live: dict[str, list[Choice]] = {}
-        self._number = 0
+        self._number = 0  # of the last planned step
+        self._flying: deque[StepPlan] = deque()  # planned, neither committed nor abandoned
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -90,43 +104,27 @@ class Scheduler:
         """Raises RequestError when the request could never run."""
         if request.request_id in self._live:
             raise RequestError("request_id", f"{request.request_id!r} is already running")
-        if request.prompt_tokens == 0:
-            raise RequestError("prompt", "it has no tokens; give at least one")
-        if not request.prompt_tokens <= request.total_tokens <= self.max_model_len:
-            raise RequestError(
-                "prompt",
-                f"{request.prompt_tokens} tokens and the output come to {request.total_tokens}, "
-                f"but the program holds {self.max_model_len}: shorten the prompt or max_tokens",
-            )
-        # The last sampled token is never computed, so it needs no room in the cache.
-        needed = max(request.prompt_tokens, request.total_tokens - 1)
-        if needed > self.capacity_tokens:
-            raise RequestError(
-                "max_tokens",
-                f"prompt and output need {needed} tokens of KV cache, which holds only "
-                f"{self.capacity_tokens}: lower max_tokens or raise kv_cache_memory",
-            )
+        request.check_fits(self.max_model_len, self.capacity_tokens)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; False when it isn't live. Its blocks come back at once, or with the
-        commit of a step in flight; no more Progress is reported for it."""
+        commit of the last step in flight; no more Progress is reported for it."""
         choices = self._live.pop(request_id, None)
         if choices is None:
             return False
         for seq in choices:
-            self._abort(seq)
+            self._end(seq)
         return True
 
     def abort_choice(self, seq: Choice) -> None:
         """End one choice (a stop string was found in its text); the others go on."""
-        if seq.state is State.FINISHED or seq.aborted:
-            return
-        self._abort(seq)
-        self._forget(seq)
+        if seq.open:
+            self._end(seq)
+            self._forget(seq)
 
-    def _abort(self, seq: Choice) -> None:
+    def _end(self, seq: Choice) -> None:
         if seq.in_flight:
-            seq.aborted = True  # the step still writes its blocks; commit drops it
+            seq.ended = True  # a step still writes its blocks; its commit drops the sequence
         else:
             self._drop(seq)
 
@@ -134,7 +132,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Decide the next step; None when nothing can run (then nothing waits either, unless a
-        step is in flight)."""
+        step is in flight: the next plan after its commit may have something)."""
         plan = StepPlan(self._number + 1)
         index, blocked = 0, False
         while plan.tokens < self.limits.max_tokens:
@@ -146,20 +144,50 @@ class Scheduler:
                 spare = self.limits.max_rows - plan.rows - behind
                 if spare > 0 and self._admit(head, plan, behind):
                     index += 1
+                elif spare > 0 and self._may_yield(head):
+                    break  # less urgent ones pause, so that their blocks can be taken
                 else:
                     blocked = True
             elif seq is None:
                 break
-            elif seq.in_flight or self._schedule(seq, plan, len(self._running) - index - 1):
+            elif self._waits(seq):
                 index += 1
+            elif self._schedule(seq, plan, len(self._running) - index - 1):
+                index += 1
+            elif seq.state is State.RUNNING:
+                break  # likewise
         if not plan.chunks:
-            self.pool.release(plan.held)
             return None
-        self._number = plan.number
-        for chunk in plan.chunks:
-            chunk.seq.in_flight = True
-        plan.bucket = self.limits.choose(plan.tokens, len(plan.chunks), plan.rows)
+        self._depart(plan)
         return plan
+
+    def _depart(self, plan: StepPlan) -> None:
+        """From here on the plan is in flight, and its sequences are planned beyond it."""
+        self._number = plan.number
+        draws = 0
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            seq.in_flight += 1
+            seq.num_planned = chunk.start + chunk.count
+            seq.last_step = plan.number
+            if chunk.samples == 1:
+                seq.num_pending += 1
+                seq.feed = draws
+            draws += chunk.samples
+        plan.bucket = self.limits.choose(plan.tokens, len(plan.chunks), plan.rows)
+        self._flying.append(plan)
+
+    def _waits(self, seq: Choice) -> bool:
+        """Whether only the commit of a step in flight says what `seq` needs next."""
+        if not seq.in_flight:
+            return False
+        if seq.ended or seq.num_planned == seq.num_coming:  # the latter: it forks, or ends
+            return True
+        request = seq.request
+        if seq.num_pending:
+            # Only the step before this one can feed it, and a last token is never computed.
+            return seq.last_step != self._number or seq.num_coming >= request.total_tokens
+        return request.wants_prompt_logprobs and seq.rows_done < request.prompt_tokens - 1
 
     def _head(self) -> Choice | None:
         while self._waiting:
@@ -170,14 +198,15 @@ class Scheduler:
         return None
 
     def _schedule(self, seq: Choice, plan: StepPlan, behind: int) -> bool:
-        """Give `seq` its share; False when it was preempted, so that the next took its place.
+        """Give `seq` its share; False when it was preempted, so that the next took its place, or
+        must wait for blocks that a step in flight uses.
 
         `behind` sequences come later in the step: each is left a token and a row.
         """
-        start = seq.num_computed
+        start = seq.num_planned
         limits = self.limits
         count = min(
-            seq.num_tokens - start,
+            seq.num_coming - start,
             limits.max_chunk,
             max(1, limits.max_tokens - plan.tokens - behind),
         )
@@ -185,59 +214,67 @@ class Scheduler:
         if seq.request.wants_prompt_logprobs and start + count > seq.rows_done:
             count, scored = self._score(seq, count, limits.max_rows - plan.rows - behind)
         if not self._make_writable(seq, start + count, plan):
-            return seq in self._running
+            return False
         samples = 0
-        if start + count == seq.num_tokens and seq.draws:
+        if start + count == seq.num_coming and seq.draws:
             samples = 1 + seq.forks
             plan.samples += samples
             plan.rows += 1
         if scored[1]:
             plan.scored += scored[1] - scored[0]
             plan.rows += scored[1] - scored[0]
-        plan.chunks.append(Chunk(seq, start, count, scored, samples))
+        feed = -1
+        if seq.num_pending:
+            feed = seq.feed
+            plan.fed += 1
+        plan.chunks.append(Chunk(seq, start, count, scored, samples, feed))
         plan.tokens += count
         return True
 
     def _score(self, seq: Choice, count: int, rows: int) -> tuple[int, tuple[int, int]]:
         """Cut a chunk to the rows left, one of which the last token wants to be drawn from."""
-        first = max(seq.num_computed, seq.rows_done)
+        first = max(seq.num_planned, seq.rows_done)
         last = seq.request.prompt_tokens - 1
         if first >= last:
             return count, (0, 0)
-        stop = min(seq.num_computed + count, last)
-        draws = seq.num_computed + count == seq.num_tokens
+        stop = min(seq.num_planned + count, last)
+        draws = seq.num_planned + count == seq.num_tokens
         if stop - first + draws > rows:
             stop = first + max(1, rows - draws)
-            count = stop - seq.num_computed
+            count = stop - seq.num_planned
         return count, (first, stop)
 
     def _make_writable(self, seq: Choice, end: int, plan: StepPlan) -> bool:
-        """Hold, alone, the blocks that tokens num_computed..end go to.
+        """Hold, alone, the blocks that tokens num_planned..end go to.
 
-        False when the pool can't give them: `seq` was preempted itself, or waits for a step in
-        flight.
+        False, and nothing taken, when the pool can't give them: `seq` was preempted itself, or
+        waits for a step in flight.
         """
-        if seq.shared:
-            index = seq.num_computed // self._block_size
-            while index < len(seq.blocks) and self._sharers(seq.blocks[index], plan) > 1:
-                if self.pool.available:
-                    self._copy_on_write(seq, index, plan)
-                elif not self._preempt_below(seq):
-                    return False
-            seq.shared = False
-        needed = -(-end // self._block_size)
-        while len(seq.blocks) < needed:
-            if self.pool.available:
-                self.tables.append(seq.slot, len(seq.blocks), block := self.pool.allocate())
-                seq.blocks.append(block)
-            elif not self._preempt_below(seq):
+        index = seq.num_planned // self._block_size
+        while True:
+            copies = (
+                seq.shared
+                and index < len(seq.blocks)
+                and self._sharers(seq.blocks[index], plan) > 1
+            )
+            missing = -(-end // self._block_size) - len(seq.blocks)
+            if missing + copies <= self.pool.available:
+                break
+            if not self._preempt_below(seq):
                 return False
+        if copies:
+            self._copy_on_write(seq, index, plan)
+        seq.shared = False
+        for _ in range(missing):
+            self.tables.append(seq.slot, len(seq.blocks), block := self.pool.allocate())
+            seq.blocks.append(block)
         return True
 
     def _sharers(self, block: int, plan: StepPlan) -> int:
-        """Sequences that hold `block`. The plan's own holds don't count: its copies run before
-        anybody writes."""
-        return self.pool.references(block) - plan.held.count(block)
+        """Sequences that hold `block`. Holds of plans don't count: their copies run before anybody
+        writes."""
+        holds = sum(one.held.count(block) for one in (plan, *self._flying))
+        return self.pool.references(block) - holds
 
     def _copy_on_write(self, seq: Choice, index: int, plan: StepPlan) -> None:
         source, block = seq.blocks[index], self.pool.allocate()
@@ -247,19 +284,23 @@ class Scheduler:
         self.tables.append(seq.slot, index, block)
 
     def _preempt_below(self, seq: Choice) -> bool:
-        """Preempt the lowest-ranked sequence that isn't in this step; False when that was `seq`
-        itself or there is none."""
+        """Preempt the lowest-ranked sequence below `seq` that is in no step; else `seq` itself,
+        unless a step is in flight, whose commit may bring blocks. Whether one below it was."""
         for victim in reversed(self._running):
+            if victim is seq:
+                break
             if not victim.in_flight:
                 self._preempt(victim)
-                return victim is not seq
+                return True
+        if not self._flying:
+            self._preempt(seq)
         return False
 
     def _preempt(self, seq: Choice) -> None:
         self._running.remove(seq)
         self._free(seq)
         seq.state = State.WAITING
-        seq.num_computed = 0
+        seq.num_computed = seq.num_planned = 0
         seq.published = 0
         seq.shared = False
         seq.preemptions += 1
@@ -308,6 +349,7 @@ class Scheduler:
             self.tables.append(seq.slot, len(seq.blocks), block)
             seq.blocks.append(block)
             seq.num_computed += self._block_size - 1
+        seq.num_planned = seq.num_computed
         if seq.cached_tokens < 0:
             seq.cached_tokens = seq.num_computed
             self.counters.prefix_queries += seq.num_tokens
@@ -321,16 +363,24 @@ class Scheduler:
         self._preempt(victim)
         return True
 
+    def _may_yield(self, seq: Choice) -> bool:
+        """Whether a sequence less urgent than `seq` could be preempted if it weren't in flight."""
+        victim = self._running[-1] if self._running else None
+        return victim is not None and victim.in_flight > 0 and victim.priority > seq.priority
+
     # -- commit -----------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, tokens: Sequence[int]) -> list[Progress]:
-        """Take a step's sampled tokens, in the order of its chunks and their samples.
+        """Take the sampled tokens of the oldest step in flight, in the order of its chunks and
+        their samples.
 
-        Returns one Progress per token and per ended sequence; aborted ones are silent.
+        Returns one Progress per token and per ended sequence; those that ended before are silent.
         """
+        if not self._flying or self._flying[0] is not plan:
+            raise RunError(f"step {plan.number} isn't the oldest in flight")
         if len(tokens) != plan.samples:
             raise RunError(f"step {plan.number} wanted {plan.samples} tokens, got {len(tokens)}")
-        plan.open = False
+        self._flying.popleft()
         self.pool.release(plan.held)
         self.counters.steps += 1
         self.counters.tokens += plan.tokens
@@ -339,9 +389,7 @@ class Scheduler:
         for chunk in plan.chunks:
             seq = chunk.seq
             first, cursor = cursor, cursor + chunk.samples
-            seq.in_flight = False
-            if seq.aborted:
-                self._drop(seq)
+            if self._land(chunk):
                 continue
             seq.num_computed = chunk.start + chunk.count
             if chunk.scored[1]:
@@ -360,19 +408,25 @@ class Scheduler:
                 progress.append(self._finish(Progress(seq, None, -1, "length")))
         return progress
 
-    def abandon(self, plan: StepPlan) -> None:
-        """Take back a step that failed in the device: its sequences are as before `plan`, save
-        that they start over; nothing it computed is published. Nothing happens after a commit."""
-        if not plan.open:
-            return
-        plan.open = False
-        self.pool.release(plan.held)
-        for chunk in plan.chunks:
-            chunk.seq.in_flight = False
-            if chunk.seq.aborted:
-                self._drop(chunk.seq)
-            else:
-                self._preempt(chunk.seq)
+    def _land(self, chunk: Chunk) -> bool:
+        """The chunk is in flight no more. Whether its sequence ended before, which is dropped with
+        its last chunk."""
+        seq = chunk.seq
+        seq.in_flight -= 1
+        seq.num_pending -= chunk.samples == 1
+        if seq.ended and not seq.in_flight:
+            self._drop(seq)
+        return seq.ended
+
+    def abandon(self) -> None:
+        """Take back the steps in flight, since the device failed: their sequences are as before,
+        save that they start over; nothing that was computed is published."""
+        while self._flying:
+            plan = self._flying.popleft()
+            self.pool.release(plan.held)
+            for chunk in plan.chunks:
+                if not self._land(chunk) and not chunk.seq.in_flight:
+                    self._preempt(chunk.seq)
 
     def _append(self, seq: Choice, token: int, draw: int) -> Progress:
         if token < 0:
@@ -404,7 +458,7 @@ class Scheduler:
                 continue
             child.state = State.RUNNING
             child.slot = self._slots.pop()
-            child.num_computed = seq.num_computed
+            child.num_computed = child.num_planned = seq.num_computed
             child.published = seq.published
             child.blocks = list(seq.blocks)
             child.shared = seq.shared = True
@@ -415,7 +469,7 @@ class Scheduler:
         return children
 
     def _finish(self, end: Progress) -> Progress:
-        self._drop(end.seq)
+        self._end(end.seq)
         self._forget(end.seq)
         return end
 
@@ -427,7 +481,7 @@ class Scheduler:
 
     def _forget(self, seq: Choice) -> None:
         choices = self._live.get(seq.request.request_id, [])
-        if all(c.state is State.FINISHED or c.aborted for c in choices):
+        if not any(c.open for c in choices):
             self._live.pop(seq.request.request_id, None)
 
     def _free(self, seq: Choice) -> None:
@@ -436,11 +490,9 @@ class Scheduler:
         self._slots.append(seq.slot)
         seq.slot = -1
 
-    def check(self, plans: Iterable[StepPlan] = ()) -> None:
-        """Verify the pool's invariants against every table and every plan in flight."""
-        self.pool.check([*(s.blocks for s in self._running), *(p.held for p in plans)])
+    def check(self) -> None:
+        """Verify that every block, slot and step in flight is accounted for."""
+        self.pool.check([*(s.blocks for s in self._running), *(p.held for p in self._flying)])
+        check_running(self._running, self._flying)
         if len(self._slots) + len(self._running) != self.limits.max_seqs:
             raise RunError("scheduler: a slot is lost or held twice")
-        keys = [s.key for s in self._running]
-        if keys != sorted(set(keys)):
-            raise RunError("scheduler: a sequence runs twice, or out of order")

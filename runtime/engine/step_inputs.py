@@ -4,9 +4,11 @@ Contract: true sizes, no padding. `rows` lists, chunk by chunk, first the scored
 then the row to sample from, which is the order that the engine's sample batch relies on.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ropeway.runtime.devices.base import StepInputs, UInt8Array
+from ropeway.runtime.devices.base import Int32Array, StepInputs, UInt8Array
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.plan import StepPlan
 
@@ -14,7 +16,8 @@ from ropeway.runtime.engine.plan import StepPlan
 def build_step_inputs(
     plan: StepPlan, tables: BlockTables, peak_only: UInt8Array | None = None
 ) -> StepInputs:
-    """The inputs of one step of `plan`, whose sequences are all in their slots."""
+    """The inputs of one step of `plan`, whose sequences are all in their slots. Copies: nothing
+    that happens to the sequences later changes them."""
     chunks = plan.chunks
     slots = np.array([c.seq.slot for c in chunks], np.intp)
     starts = np.array([c.start for c in chunks], np.int32)
@@ -50,12 +53,30 @@ def _ids(plan: StepPlan) -> np.ndarray:
     at = 0
     for chunk in plan.chunks:
         seq, start, count = chunk.seq, chunk.start, chunk.count
-        if count == 1 and start == seq.num_tokens - 1:
+        if chunk.feed >= 0:
+            ids[at] = 0
+        elif count == 1 and start == seq.num_tokens - 1:
             ids[at] = seq.last_token
         else:
             ids[at : at + count] = seq.tokens[start : start + count]
         at += count
     return ids
+
+
+def build_feed(plan: StepPlan, drawn: Sequence[int]) -> Int32Array | None:
+    """[T]: for each token the row of the step before that draws it, or -1; None: all are known.
+
+    `drawn` lists that step's rows by draw.
+    """
+    if not plan.fed:
+        return None
+    feed = np.full(plan.tokens, -1, np.int32)
+    at = 0
+    for chunk in plan.chunks:
+        if chunk.feed >= 0:
+            feed[at] = drawn[chunk.feed]
+        at += chunk.count
+    return feed
 
 
 def _rows(plan: StepPlan, query_start: np.ndarray) -> np.ndarray:

@@ -13,6 +13,8 @@ from ropeway.compiler.errors import InputError, RequestError, RunError
 from ropeway.runtime.outputs import RequestOutput
 from ropeway.runtime.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 

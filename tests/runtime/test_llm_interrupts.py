@@ -14,6 +14,8 @@ from ropeway.compiler.errors import RequestError, RunError
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9] * 4, [1, 2, 3, 4, 9]]

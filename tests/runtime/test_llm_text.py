@@ -9,6 +9,8 @@ from ropeway.compiler.errors import RequestError
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 VOCAB = 97
 
 

@@ -12,6 +12,13 @@ from ropeway.runtime.engine.request import Request, State
 VOCAB = 97
 
 
+@pytest.fixture(autouse=True, params=[1, 2])
+def depth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Every test runs with one step in flight and with two."""
+    monkeypatch.setattr(ToyLoop, "usual_depth", request.param)
+    return request.param
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist()
 
@@ -100,6 +107,7 @@ def test_running_sequences_keep_a_token_beside_a_long_prompt() -> None:
     loop.add("short", prompt(2), output=12)
     loop.run_step()
     loop.add("urgent", prompt(30), output=2, priority=-1)
+    loop.finish_planned()
     for _ in range(5):
         plan = loop.run_step()
         assert plan is not None
@@ -124,6 +132,7 @@ def test_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
     loop.add("slow", prompt(5), output=8)
     loop.run_step()
     loop.add("urgent", prompt(6), output=2, priority=-1)
+    loop.finish_planned()
     plan = loop.run_step()
     assert plan is not None and plan.chunks[0].seq.request.request_id == "urgent"
     loop.drain()
@@ -244,8 +253,8 @@ def test_stop_ids_end_a_choice_and_say_so_only_when_asked_for() -> None:
         loop = ToyLoop()
         loop.add("a", ids, output=8, stop_ids={answer[3]: shown})
         progress = []
-        while (plan := loop.scheduler.plan()) is not None:
-            progress += loop.finish_step(plan)
+        while loop.plan_step() is not None:
+            progress += loop.finish_step()
         stop = answer.index(answer[3])
         assert loop.tokens["a", 0] == answer[: stop + 1]
         assert (progress[-1].finish_reason, progress[-1].stop_reason) == ("stop", reason)
@@ -311,6 +320,7 @@ def abort_case(state: str) -> ToyLoop:
         loop.scheduler.abort("other")
         loop.run_step()
         loop.add("pusher", prompt(5, 9), output=2)
+        loop.finish_planned()
         loop.run_step()
         assert loop.scheduler.sequences("x")[0].state is State.WAITING
         assert loop.scheduler.sequences("x")[0].preemptions == 1
@@ -329,11 +339,11 @@ def abort_case(state: str) -> ToyLoop:
 def test_abort_gives_every_block_back(state: str, in_flight: bool) -> None:
     loop = abort_case(state)
     if in_flight:
-        plan = loop.scheduler.plan()
+        plan = loop.plan_step()
         assert plan is not None
         assert loop.scheduler.abort("x")
         cached = loop.pool.cached
-        progress = loop.finish_step(plan)
+        progress = loop.finish_step()
         assert all(item.seq.request.request_id != "x" for item in progress)
         own = [c for c in plan.chunks if c.seq.request.request_id == "x"]
         if state == "mid-prefill":
@@ -366,10 +376,10 @@ def test_cancel_and_retry_with_a_shared_prefix_leaves_the_canaries_alone(
         loop.add(f"x{turn}", [*stem, 50 + turn % 2], output=9)
         for _ in range(steps):
             loop.run_step()
-        plan = loop.scheduler.plan() if in_flight else None
+        plan = loop.plan_step() if in_flight else None
         loop.scheduler.abort(f"x{turn}")
         if plan is not None:
-            loop.finish_step(plan)
+            loop.finish_step()
     loop.add("retry", [*stem, 50], output=9)
     loop.drain()
     expect(loop, "retry", [*stem, 50], 9)
@@ -402,10 +412,8 @@ def test_abandoned_step_leaves_the_requests_to_start_over() -> None:
     loop.add("a", ids)
     loop.add("b", ids[:6], output=6)
     loop.run_step()
-    plan = loop.scheduler.plan()
-    assert plan is not None
-    loop.scheduler.abandon(plan)
-    loop.scheduler.check()
+    assert loop.plan_step() is not None
+    loop.fail_step()
     loop.drain()
     expect(loop, "a", ids)
     expect(loop, "b", ids[:6], 6)

@@ -19,11 +19,11 @@ from support.toy_loop import ToyLoop
 
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RequestError
-from ropeway.runtime.engine.plan import StepPlan
 
 VOCAB = 97
 STEM = np.random.default_rng(3).integers(0, VOCAB, 24).tolist()
 STOP = 5
+DEPTH = 2  # steps in flight
 PROMPTS = st.builds(
     lambda shared, own: STEM[:shared] + own or STEM[:1],
     st.integers(0, 20),
@@ -53,7 +53,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         buckets = [Bucket("decode", n, n, n) for n in (1, 3)] + [Bucket("mixed", 16, 5, rows)]
         kwargs = {"digest": lambda data: bytes([sum(data) % 5])} if weak else {}
         self.loop = ToyLoop(max_model_len=40, buckets=buckets, **shape, **kwargs)
-        self.plan: StepPlan | None = None
         self.requests: dict[str, tuple[list[int], int, int, bool]] = {}
         self.aborted: set[str] = set()
         self.ended_choices: set[tuple[str, int]] = set()
@@ -86,32 +85,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.requests[name] = (ids, output, fields["choices"], scored)
         return name
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: len(self.loop.flying) < DEPTH)
     @rule()
     def plan_step(self) -> None:
-        self.plan = self.loop.scheduler.plan()
-        if self.plan is None:
+        if self.loop.plan_step() is None and not self.loop.flying:
             assert self.loop.scheduler.unfinished == 0
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.loop.flying)
     @rule()
     def finish_step(self) -> None:
-        assert self.plan is not None
-        self.loop.finish_step(self.plan)
-        self.plan = None
+        self.loop.finish_step()
 
-    @precondition(lambda self: self.plan is None)
-    @rule(count=st.integers(1, 8))
-    def run_steps(self, count: int) -> None:
+    @rule(count=st.integers(1, 8), depth=st.integers(1, DEPTH))
+    def run_steps(self, count: int, depth: int) -> None:
+        self.loop.depth = depth
         for _ in range(count):
             self.loop.run_step()
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.loop.flying)
     @rule()
     def fail_step(self) -> None:
-        assert self.plan is not None
-        self.loop.scheduler.abandon(self.plan)
-        self.plan = None
+        self.loop.fail_step()
 
     @rule(name=consumes(names))
     def abort(self, name: str) -> None:
@@ -131,13 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_add_up(self) -> None:
         if hasattr(self, "loop"):
-            self.loop.scheduler.check([] if self.plan is None else [self.plan])
+            self.loop.scheduler.check()
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
-        if self.plan is not None:
-            self.loop.finish_step(self.plan)
         self.loop.drain()
         assert self.loop.pool.available == self.loop.pool.capacity
         for name, (ids, output, choices, scored) in self.requests.items():

@@ -97,8 +97,11 @@ class ToyDevice:
             self.fail_next = False
             raise RunError("toy: planted failure")
         slots = inputs.slots[0]
-        assert len(set(slots.tolist())) == tokens and slots.min() >= self.cache_layout.block_size
-        self._cache[slots] = _keys(inputs.ids, inputs.positions)
+        kept = slots != -1
+        written = slots[kept]
+        assert len(set(written.tolist())) == len(written)
+        assert (written >= self.cache_layout.block_size).all()
+        self._cache[written] = _keys(inputs.ids, inputs.positions)[kept]
         owner = np.searchsorted(inputs.query_start, inputs.rows, side="right") - 1
         out = np.empty((rows, self.vocab), np.float32)
         for i, (row, request) in enumerate(zip(inputs.rows, owner, strict=True)):
@@ -123,6 +126,9 @@ class ToyDevice:
 
     def wait(self, handle: Handle) -> None:
         """Every step is done when submit returns."""
+
+    def open_queue(self) -> None:
+        """None of its own."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies keys, in order."""

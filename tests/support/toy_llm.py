@@ -6,7 +6,10 @@ from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.loader import Engine
+from support.lazy_queue import LazyQueue
 from support.toy_device import ToyDevice
+
+usual = {"overlap": False}
 
 
 def toy_llm(
@@ -18,10 +21,12 @@ def toy_llm(
     caching: bool = True,
     seed: int = 0,
     device: ToyDevice | None = None,
+    overlap: bool | None = None,
     **limits: int | None,
 ) -> LLM:
     """`llm._engine.device` is the toy."""
     device = device or ToyDevice()
+    overlap = usual["overlap"] if overlap is None else overlap
     core = EngineCore(
         device,
         step_limits(device.buckets, **limits),
@@ -31,5 +36,6 @@ def toy_llm(
         eos_ids=eos_ids,
         enable_prefix_caching=caching,
         seed=seed,
+        queue=LazyQueue(device) if overlap else None,
     )
     return LLM.from_engine(Engine(None, device, core, tokenizer, 1))

@@ -16,6 +16,7 @@ from ropeway.runtime.devices.base import (
     DeviceMemory,
     Handle,
     StepInputs,
+    StepQueue,
     StepTiming,
 )
 from ropeway.runtime.devices.cpu.memory import available_bytes
@@ -158,6 +159,10 @@ class ReferenceDevice:
 
     def wait(self, handle: Handle) -> None:
         """Steps are done when submit returns."""
+
+    def open_queue(self) -> StepQueue | None:
+        """Steps are interpreted in the caller's own thread."""
+        return None
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Device.copy_blocks."""
