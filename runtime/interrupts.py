@@ -19,6 +19,7 @@ _CATCHABLE = tuple(
     )
     if hasattr(signal, name)
 )  # fmt: skip
+_ATTEMPTS = 3  # signal.signal runs pending handlers first, and installs nothing when one raises
 
 
 class DeferredSignals:
@@ -32,22 +33,24 @@ class DeferredSignals:
         self._noted: list[tuple[int, FrameType | None]] = []
 
     def enter(self) -> None:
-        """Hold handlers back from now on."""
+        """Hold handlers back from now on. A handler may still raise from here; nothing is held
+        back then."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in _CATCHABLE:
-            handler = signal.getsignal(number)
-            if callable(handler):  # else it is ignored, ends the process, or isn't Python's
-                self._handlers[number] = handler
-                signal.signal(number, self._note)
+        try:
+            for number in _CATCHABLE:
+                handler = signal.getsignal(number)
+                if callable(handler):  # else it is ignored, ends the process, or isn't Python's
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+        except BaseException:
+            self._restore()
+            raise
 
     def leave(self) -> None:
         """Put the handlers back, and run those whose signal came; the first error is raised."""
         handlers, noted = self._handlers, self._noted
-        self._handlers, self._noted = {}, []
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        failure: BaseException | None = None
+        failure = self._restore()
         for number, frame in noted:
             try:
                 handlers[number](number, frame)
@@ -60,6 +63,19 @@ class DeferredSignals:
                 # The error's traceback holds this frame: a cycle would keep what the caller had
                 # in hand, its requests, alive until the collector runs.
                 del failure, noted
+
+    def _restore(self) -> BaseException | None:
+        """Put every handler back; the first error of those that ran as they came back."""
+        handlers, self._handlers, self._noted = self._handlers, {}, []
+        failure: BaseException | None = None
+        for number, handler in handlers.items():
+            for _ in range(_ATTEMPTS):
+                try:
+                    signal.signal(number, handler)
+                    break
+                except BaseException as error:
+                    failure = failure or error
+        return failure
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted.append((number, frame))

@@ -47,6 +47,7 @@ class LLM:
         max_prefill_chunk: int | None = None,
         enable_prefix_caching: bool = True,
         seed: int = 0,
+        overlap: bool | None = None,
         verify: Verify = "fast",
     ) -> None:
         """`program`: an artifact's path, or what `ropeway.compile` or `ropeway.load` returned.
@@ -54,8 +55,9 @@ class LLM:
         `kv_cache_memory` is in bytes; None takes what max_num_seqs sequences of the model's full
         length need, but at most 1/8 of the available memory. `max_num_batched_tokens` and
         `max_prefill_chunk` bound a step, and one prompt's share of it; None takes the largest
-        bucket. `seed` seeds requests that bring no seed. `verify="full"` checks the weights by
-        sha256. Raises InputError (ArtifactError, TargetError) or RunError.
+        bucket. `seed` seeds requests that bring no seed. With `overlap` the next step is prepared
+        while one runs; None does so where num_threads leaves a core free. Answers are the same
+        bits either way. `verify="full"` checks the weights by sha256. Raises InputError (ArtifactError, TargetError) or RunError.
         """
         options = EngineOptions(
             num_threads=num_threads,
@@ -65,6 +67,7 @@ class LLM:
             max_prefill_chunk=max_prefill_chunk,
             enable_prefix_caching=enable_prefix_caching,
             seed=seed,
+            overlap=overlap,
             verify=verify,
         )
         self._start(load_engine(program, options))

@@ -56,6 +56,7 @@ class EngineOptions:
     max_prefill_chunk: int | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
+    overlap: bool | None = None
     verify: Verify = "fast"
 
     def __post_init__(self) -> None:
@@ -70,6 +71,16 @@ class EngineOptions:
             raise InputError(
                 f"enable_prefix_caching: {self.enable_prefix_caching!r} isn't True or False"
             )
+        if self.overlap is not None and not isinstance(self.overlap, bool):
+            raise InputError(f"overlap: {self.overlap!r} isn't True, False or None")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host prepares a step while another runs: by default where it has a core
+        beside the device's threads."""
+        if self.overlap is not None:
+            return self.overlap
+        return self.num_threads is not None and self.num_threads < usable_cores()
 
 
 @dataclass(slots=True)
@@ -207,6 +218,7 @@ def _build_core(
         eos_ids=() if tokenizer is None else tokenizer.eos_ids,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
+        queue=device.open_queue() if options.overlaps else None,
     )
 
 

@@ -1,6 +1,6 @@
 """A queue of steps over any device: each job runs whole when it is queued.
 
-For devices that can't run steps behind the host's back, and for figures that look through a device's
+For devices that can't run steps behind the host's back, and for figures that look at a device's
 every call.
 """
 

@@ -112,7 +112,7 @@ class StepQueue(Protocol):
     """Steps that run one after another, in the order in which they were queued.
 
     A token fed by a draw that failed is kept nowhere: its row touches nothing of others. One
-    thread at a time queues and waits; meanwhile the device does nothing else.
+    thread at a time queues and waits; what else is asked of the device waits for what is queued.
     """
 
     def enqueue(self, job: StepJob) -> int:

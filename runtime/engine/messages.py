@@ -55,8 +55,8 @@ class Update(msgspec.Struct):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started, and its state now. Times in seconds, caches in blocks.
 
-    `native_seconds` were spent waiting for the device, `host_seconds` in the rest of each step; with
-    two steps in flight the latter pass while the device runs.
+    `native_seconds` were spent waiting for the device, `host_seconds` in the rest of each step;
+    with two steps in flight the latter pass while the device runs.
     `prefix_queries` and `prefix_hits` count prompt tokens that were looked up and found.
     """
 

@@ -150,9 +150,7 @@ class Scheduler:
                     blocked = True
             elif seq is None:
                 break
-            elif self._waits(seq):
-                index += 1
-            elif self._schedule(seq, plan, len(self._running) - index - 1):
+            elif self._waits(seq) or self._schedule(seq, plan, len(self._running) - index - 1):
                 index += 1
             elif seq.state is State.RUNNING:
                 break  # likewise

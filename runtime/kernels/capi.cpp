@@ -4,14 +4,10 @@
 #include <exception>
 
 #include "executor.h"
-
-#if defined(_WIN32)
-#define ROPEWAY_API extern "C" __declspec(dllexport)
-#else
-#define ROPEWAY_API extern "C" __attribute__((visibility("default")))
-#endif
+#include "step_queue.h"
 
 using ropeway::Program;
+using ropeway::StepQueue;
 using ropeway::Team;
 
 ROPEWAY_API const char* rw_plan_signatures() { return ropeway::plan_signatures(); }
@@ -128,6 +124,24 @@ ROPEWAY_API void rw_program_run_together(Program* program, const int32_t* bucket
     *report = program->run_together(buckets, data, count, limit);
 }
 
+// Null when the system gives no thread.
+ROPEWAY_API StepQueue* rw_queue_create(Program* program, Team* team, int32_t spare) {
+    try {
+        return new StepQueue(program, team, spare != 0);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+ROPEWAY_API void rw_queue_destroy(StepQueue* queue) { delete queue; }
+
+// The job's number, or 0 when too many are queued.
+ROPEWAY_API uint32_t rw_queue_post(StepQueue* queue, ropeway::StepJob* job) {
+    return queue->post(job);
+}
+ROPEWAY_API void rw_queue_wait(StepQueue* queue, uint32_t number) { queue->wait(number); }
+ROPEWAY_API void rw_queue_drain(StepQueue* queue) { queue->drain(); }
+ROPEWAY_API void rw_queue_cancel(StepQueue* queue) { queue->cancel(); }
+
 ROPEWAY_API int32_t rw_record_bytes(int32_t which) {
     switch (which) {
         case 0: return sizeof(ropeway::RefRecord);
@@ -136,6 +150,8 @@ ROPEWAY_API int32_t rw_record_bytes(int32_t which) {
         case 3: return sizeof(ropeway::CacheRecord);
         case 4: return sizeof(ropeway::StepData);
         case 5: return sizeof(ropeway::RunReport);
-        default: return sizeof(ropeway::Peaks);
+        case 6: return sizeof(ropeway::Peaks);
+        case 7: return sizeof(ropeway::SlotFill);
+        default: return sizeof(ropeway::StepJob);
     }
 }

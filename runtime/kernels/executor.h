@@ -65,7 +65,8 @@ struct Peaks {
 };
 
 enum class Fault : int32_t {
-    none = 0, counts, ids, positions, rows, query_start, lengths, slots, block_table, groups, bucket, no_cache
+    none = 0, counts, ids, positions, rows, query_start, lengths, slots, block_table, groups, bucket, no_cache,
+    feed, stopped, no_memory  // of a StepQueue
 };
 struct RunReport {
     int32_t fault;   // Fault

@@ -52,6 +52,8 @@ public:
     Team& operator=(const Team&) = delete;
 
     int size() const { return size_; }
+    // Rounds of spinning that a barrier takes before it blocks.
+    uint32_t spins() const { return spins_; }
     // Runs task(argument, t) for every t in 0..size and returns when all have returned.
     // One caller at a time. A task must not throw.
     void run(Task task, void* argument);

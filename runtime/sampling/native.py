@@ -62,6 +62,22 @@ class RowPeaks:
     only: npt.NDArray[np.uint8] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedSample:
+    """Arguments of the native sampler, and the arrays that they point to."""
+
+    args: SampleArgs
+    batch: SampleBatch
+    result: SampleResult
+    status: npt.NDArray[np.int32]
+
+    def finish(self) -> SampleResult:
+        """The answer, once the sampler has run."""
+        if not self.status.any():
+            return self.result
+        return self.result.with_faults(faults_of(self.status, self.batch.requests))
+
+
 def declare(library: ctypes.CDLL) -> None:
     """Gives the sampler's functions of the kernel library their argument types."""
     library.ropeway_sampler_create.argtypes = [ctypes.c_int32, ctypes.c_int32]
@@ -115,20 +131,30 @@ class NativeSampler:
         device found them with the logits, spare a pass over each row. Raises RunError for a batch
         that doesn't fit the logits; a row that can't be sampled is a fault of the result.
         """
-        check_batch(logits, batch, self._vocab_size)
-        if peaks and peaks.rows != logits.shape[0]:
-            raise RunError(f"peaks of {peaks.rows} rows for {logits.shape[0]} rows of logits")
+        prepared = self.prepare(logits, batch)
+        args = prepared.args
+        if peaks:
+            if peaks.rows != logits.shape[0]:
+                raise RunError(f"peaks of {peaks.rows} rows for {logits.shape[0]} rows of logits")
+            args.peaks, args.peak_parts, args.peak_rows = peaks.address, peaks.parts, peaks.rows
+            args.peak_only = None if peaks.only is None else peaks.only.ctypes.data
         for reset in batch.resets:
             self._reset(reset)
+        if run is None:
+            self._library.ropeway_sample_rows(ctypes.addressof(args), 0, 1)
+        else:
+            run(ctypes.addressof(args))
+        return prepared.finish()
+
+    def prepare(self, logits: F32, batch: SampleBatch) -> "PreparedSample":
+        """What `ropeway_sample_rows` takes, without peaks. Raises RunError for a batch that doesn't
+        fit the logits."""
+        check_batch(logits, batch, self._vocab_size)
         result, status = empty_result(batch)
         args = SampleArgs(
             sampler=self._sampler,
             logits=logits.ctypes.data,
             logits_stride=logits.strides[0] // logits.itemsize,
-            peaks=peaks.address if peaks else None,
-            peak_parts=peaks.parts if peaks else 0,
-            peak_rows=peaks.rows if peaks else 0,
-            peak_only=peaks.only.ctypes.data if peaks and peaks.only is not None else None,
             rows=batch.rows.ctypes.data,
             count=len(batch),
             bias_ids=batch.bias_ids.ctypes.data,
@@ -141,15 +167,10 @@ class NativeSampler:
             top_logprobs=result.top_logprobs.ctypes.data,
             status=status.ctypes.data,
         )
-        if run is None:
-            self._library.ropeway_sample_rows(ctypes.addressof(args), 0, 1)
-        else:
-            run(ctypes.addressof(args))
-        return result.with_faults(faults_of(status, batch.requests)) if status.any() else result
+        return PreparedSample(args, batch, result, status)
 
     def _reset(self, reset: SlotReset) -> None:
-        prompt = slot_ids(reset.prompt, self._vocab_size)
-        output = slot_ids(reset.output, self._vocab_size)
+        prompt, output = self.slot_ids(reset)
         status = self._library.ropeway_sampler_reset_slot(
             self._sampler,
             reset.slot,
@@ -160,6 +181,10 @@ class NativeSampler:
         )
         if status == STATUS_NO_MEMORY:
             raise RunError("out of memory for penalty counts: lower max_num_seqs")
+
+    def slot_ids(self, reset: SlotReset) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Prompt and output of a refill. Raises RunError for an id outside the vocabulary."""
+        return slot_ids(reset.prompt, self._vocab_size), slot_ids(reset.output, self._vocab_size)
 
 
 def philox(library: ctypes.CDLL, counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A queue that runs a job only when it is waited for: what the host changed meanwhile would show."""
+"""A queue that runs a job only when it is waited for: whatever the host changed meanwhile shows."""
 
 from collections import deque
 

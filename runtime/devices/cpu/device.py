@@ -28,6 +28,7 @@ from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.memory import available_bytes
 from ropeway.runtime.devices.cpu.native import Team
 from ropeway.runtime.devices.cpu.program import CacheMemory, Program
+from ropeway.runtime.devices.cpu.queue import NativeQueue
 from ropeway.runtime.sampling.native import NativeSampler, RowPeaks
 from ropeway.runtime.selfcheck import check_program
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class CpuDevice:
-    """See `ropeway.runtime.devices.base.Device`. Synchronous: submit returns when done."""
+    """See `ropeway.runtime.devices.base.Device`. submit returns when the step is done; what is to
+    run behind the caller's back goes through the queue."""
 
     name = "cpu"
 
@@ -47,6 +49,7 @@ class CpuDevice:
         self._program: Program | None = None
         self._team: Team | None = None
         self._sampler: NativeSampler | None = None
+        self._queue: NativeQueue | None = None
         self._weight_bytes = 0
         self._steps = 0
         self._peak_only: UInt8Array | None = None  # of the last step
@@ -92,6 +95,7 @@ class CpuDevice:
         """See Device.allocate. Memory is taken as blocks are first written."""
         if num_blocks < 1:
             raise RunError(f"{num_blocks} KV blocks: at least the null block is needed")
+        self._settle()
         self.loaded.set_caches(CacheMemory(self.loaded.template, num_blocks))
 
     def prepare(self, bucket: Bucket) -> None:
@@ -102,6 +106,7 @@ class CpuDevice:
     def submit(self, bucket: Bucket, inputs: StepInputs) -> Handle:
         """See Device.submit."""
         program = self.loaded
+        self._settle()
         program.run(bucket, inputs)
         self._steps += 1
         self._peak_only = inputs.peak_only
@@ -128,7 +133,22 @@ class CpuDevice:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See Device.copy_blocks."""
+        self._settle()
         self.loaded.copy_blocks(pairs)
+
+    def open_queue(self) -> NativeQueue:
+        """See Device.open_queue."""
+        if self._sampler is None or self._team is None:
+            raise RunError("the device holds no program: load() one first")
+        if self._queue is not None:
+            raise RunError("the device has a queue already: it holds one")
+        self._queue = NativeQueue(self.loaded, self._team, self._sampler)
+        return self._queue
+
+    def _settle(self) -> None:
+        """The program and its threads are the queue's while a step is in flight."""
+        if self._queue is not None:
+            self._queue.drain()
 
     def memory(self) -> DeviceMemory:
         """What the device holds now."""
@@ -144,6 +164,7 @@ class CpuDevice:
     def profile(self, bucket: Bucket, inputs: StepInputs, runs: int) -> list[StepTiming]:
         """See Device.profile; the KV of the step is written again by every run."""
         program = self.loaded
+        self._settle()
         steps = program.template.steps
         stamps = (ctypes.c_int64 * (len(steps) + 1))()
         totals = [0] * len(steps)
@@ -158,13 +179,15 @@ class CpuDevice:
 
     def close(self) -> None:
         """See Device.close."""
+        if self._queue is not None:
+            self._queue.close()
         if self._sampler is not None:
             self._sampler.close()
         if self._program is not None:
             self._program.close()
         if self._team is not None:
             self._team.close()
-        self._program = self._team = self._sampler = None
+        self._program = self._team = self._sampler = self._queue = None
 
 
 def read_plans(artifact: "Artifact") -> tuple[Template, dict[Bucket, BucketPlan]]:

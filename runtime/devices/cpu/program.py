@@ -34,6 +34,9 @@ _FAULTS = (
     "groups",
     "bucket",
     "no cache",
+    "feed",
+    "stopped",
+    "no memory",
 )
 _COUNTS = ("tokens", "requests", "rows")
 
@@ -157,19 +160,32 @@ class Program:
         )
 
     @property
+    def handle(self) -> int:
+        """The native program."""
+        return self._handle
+
+    def number(self, bucket: Bucket) -> int:
+        """The native number of a bucket, -1 for one that isn't there."""
+        return self._numbers.get(bucket, -1)
+
+    @property
     def caches(self) -> CacheMemory | None:
         """The KV blocks in use."""
         return self._caches
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV blocks in every layer. Raises RunError for a block that isn't there."""
+        packed = self.pack_copies(pairs)
+        if pairs:
+            self._library.rw_program_copy_blocks(self._handle, packed, len(pairs))
+
+    def pack_copies(self, pairs: Sequence[tuple[int, int]]) -> "ctypes.Array[ctypes.c_int64]":
+        """Pairs of blocks in native form. Raises RunError for a block that isn't there."""
         blocks = self._caches.blocks if self._caches else 0
         flat = [block for pair in pairs for block in pair]
         if any(not 0 <= block < blocks for block in flat):
             raise RunError(f"copy_blocks {list(pairs)}: there are blocks 0..{blocks - 1}")
-        if flat:
-            packed = (ctypes.c_int64 * len(flat))(*flat)
-            self._library.rw_program_copy_blocks(self._handle, packed, len(pairs))
+        return (ctypes.c_int64 * len(flat))(*flat)
 
     def run(
         self,
@@ -184,14 +200,14 @@ class Program:
         Raises RunError naming the input that points outside the bucket, a table or the caches.
         """
         self.team.check_process()
-        data, kept = _step_data(inputs)
-        number = self._numbers.get(bucket, -1)
+        data, kept = step_data(inputs)
+        number = self.number(bucket)
         self._library.rw_program_run(
             self._handle, number, ctypes.byref(data), steps, stamps, ctypes.byref(self._report)
         )
         del kept  # the arrays had to live until here
         if self._report.fault:
-            raise _fault(bucket, self._report)
+            raise step_fault(bucket, self._report)
 
     def run_together(self, jobs: Sequence[tuple[Bucket, StepInputs]], steps: int = -1) -> None:
         """Run several buckets, each plan step for all before the next: weights are read once.
@@ -199,7 +215,7 @@ class Program:
         For the self-check; the buckets' plans mustn't share buffers. Raises RunError as `run` does.
         """
         self.team.check_process()
-        packed = [_step_data(inputs) for _, inputs in jobs]
+        packed = [step_data(inputs) for _, inputs in jobs]
         data = (records.StepData * len(jobs))(*(entry for entry, _ in packed))
         numbers = (ctypes.c_int32 * len(jobs))(*(self._numbers[bucket] for bucket, _ in jobs))
         self._library.rw_program_run_together(
@@ -207,7 +223,7 @@ class Program:
         )
         del packed  # the arrays had to live until here
         if self._report.fault:
-            raise _fault(jobs[0][0], self._report)
+            raise step_fault(jobs[0][0], self._report)
 
     def logits(self, bucket: Bucket, rows: int) -> Float32Array:
         """The logits of the last step, [rows, V], as they lie in the arena."""
@@ -254,7 +270,7 @@ def head_step(template: Template) -> int:
     return number if step.kernel == "gemm" and whole and "add" not in step.operands else -1
 
 
-def _step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
+def step_data(inputs: StepInputs) -> tuple[records.StepData, list[object]]:
     """The native form of the inputs, and what has to stay alive while it is used."""
     kept: list[object] = []
 
@@ -306,12 +322,17 @@ def _check_lengths(inputs: StepInputs, tokens: int, requests: int) -> None:
         raise RunError(f"{requests} requests in {len(inputs.slots)} groups with tables of {tables}")
 
 
-def _fault(bucket: Bucket, report: records.RunReport) -> RunError:
+def step_fault(bucket: Bucket, report: records.RunReport) -> RunError:
+    """Why a step was refused."""
     name = _FAULTS[report.fault]
     if name == "no cache":
         return RunError("the KV blocks aren't allocated: call allocate() first")
     if name == "bucket":
         return RunError(f"no bucket {bucket.name} in this program")
+    if name == "no memory":
+        return RunError("out of memory while sampling: lower max_num_seqs or kv_cache_memory")
+    if name == "stopped":
+        return RunError("the step was stopped before it began, or the one before it failed")
     if name == "counts":
         what = _COUNTS[report.where]
         return RunError(

@@ -1,4 +1,5 @@
-"""ctypes twins of the structures in runtime/kernels/executor.h, and a checked plan packed in them.
+"""ctypes twins of the structures in runtime/kernels (executor.h, step_queue.h), and a checked plan
+packed in them.
 
 `sizes_match` compares sizes with the library's own, so a stale build is refused, not misread.
 """
@@ -10,6 +11,7 @@ from ropeway.compiler.artifact.weights import WeightFile
 from ropeway.compiler.errors import ArtifactError
 from ropeway.compiler.targets.cpu.kernel_table import KERNELS, MAX_DIMS, NUMBERS, Kernel
 from ropeway.compiler.targets.cpu.plan import Ref, Step, Template
+from ropeway.runtime.sampling.native import SampleArgs
 
 _I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _OPERANDS, _INTS, _FLOATS = 8, 4, 2
@@ -130,7 +132,48 @@ class Peaks(ctypes.Structure):
     _fields_ = [("parts", _PTR), ("count", _I64), ("rows", _I64)]
 
 
-_RECORDS = (RefRecord, StepRecord, WeightRecord, CacheRecord, StepData, RunReport, Peaks)
+class SlotFill(ctypes.Structure):
+    """A penalty slot's new content."""
+
+    _fields_ = [
+        ("slot", _I64),
+        ("prompt", _PTR),
+        ("prompt_count", _I64),
+        ("output", _PTR),
+        ("output_count", _I64),
+    ]
+
+
+class JobRecord(ctypes.Structure):
+    """`StepJob` of step_queue.h."""
+
+    _fields_ = [
+        ("bucket", _I32),
+        ("follows", _I32),
+        ("data", StepData),
+        ("feed", _PTR),
+        ("ids", _PTR),
+        ("slots", ctypes.POINTER(_PTR)),
+        ("copies", ctypes.POINTER(_I64)),
+        ("copy_count", _I64),
+        ("fills", ctypes.POINTER(SlotFill)),
+        ("fill_count", _I64),
+        ("sample", SampleArgs),
+        ("report", RunReport),
+    ]
+
+
+_RECORDS = (
+    RefRecord,
+    StepRecord,
+    WeightRecord,
+    CacheRecord,
+    StepData,
+    RunReport,
+    Peaks,
+    SlotFill,
+    JobRecord,
+)
 
 
 def sizes_match(library: ctypes.CDLL) -> bool:
@@ -161,6 +204,12 @@ def declare(library: ctypes.CDLL) -> None:
         ),
         "rw_program_copy_blocks": (None, [_PTR, ctypes.POINTER(_I64), _I64]),
         "rw_program_peaks": (None, [_PTR, ctypes.POINTER(Peaks)]),
+        "rw_queue_create": (_PTR, [_PTR, _PTR, _I32]),
+        "rw_queue_destroy": (None, [_PTR]),
+        "rw_queue_post": (ctypes.c_uint32, [_PTR, ctypes.POINTER(JobRecord)]),
+        "rw_queue_wait": (None, [_PTR, ctypes.c_uint32]),
+        "rw_queue_drain": (None, [_PTR]),
+        "rw_queue_cancel": (None, [_PTR]),
         "rw_program_run_together": (
             None,
             [
