@@ -57,7 +57,8 @@ class LLM:
         `max_prefill_chunk` bound a step, and one prompt's share of it; None takes the largest
         bucket. `seed` seeds requests that bring no seed. With `overlap` the next step is prepared
         while one runs; None does so where num_threads leaves a core free. Answers are the same
-        bits either way. `verify="full"` checks the weights by sha256. Raises InputError (ArtifactError, TargetError) or RunError.
+        bits either way. `verify="full"` checks the weights by sha256. Raises InputError
+        (ArtifactError, TargetError) or RunError.
         """
         options = EngineOptions(
             num_threads=num_threads,

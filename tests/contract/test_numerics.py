@@ -106,6 +106,15 @@ def test_any_number_of_threads(
     assert _serve(smollm2_bf16, params, num_threads=threads) == alone
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [40, None])
+def test_with_the_next_step_in_flight(
+    smollm2_bf16: Path, params: Any, alone: Answer, threads: int, chunk: int | None
+) -> None:
+    options = {"overlap": True, "num_threads": threads, "max_prefill_chunk": chunk}
+    assert _serve(smollm2_bf16, params, others=5, **options) == alone
+
+
 @pytest.mark.parametrize("length", [150, 128, 127, 96])
 def test_after_a_prefix_hit(smollm2_bf16: Path, params: Any, alone: Answer, length: int) -> None:
     with ropeway.LLM(smollm2_bf16) as llm:
@@ -178,3 +187,53 @@ def test_seed_and_choices_do_not_depend_on_the_company(smollm2_bf16: Path) -> No
     choices = [tuple(choice.token_ids) for choice in single.outputs]
     assert len(set(choices)) == 3
     assert [tuple(choice.token_ids) for choice in batch.outputs] == choices
+
+
+def _mixed(path: Path) -> tuple[list[list[int]], list[Any]]:
+    """Requests that share prefixes, stop by id or text in mid-flight, are penalized or forked."""
+    stem = prompt(path)
+    prompts = [stem, stem[:64], [*stem[:96], 500], *neighbours(9)[1:], stem[:97], stem]
+    common = {"max_tokens": 20, "logprobs": 1}
+    stops = list(range(0, 49152, 5))
+    kinds = [
+        ropeway.SamplingParams(temperature=0, **common),
+        ropeway.SamplingParams(temperature=1.0, seed=5, stop_token_ids=stops, **common),
+        ropeway.SamplingParams(temperature=0.9, seed=6, n=3, **common),
+        ropeway.SamplingParams(temperature=0, stop=[" the", ",", "."], min_tokens=3, **common),
+        ropeway.SamplingParams(
+            temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, **common
+        ),
+    ]
+    return prompts, [kinds[n % len(kinds)] for n in range(len(prompts))]
+
+
+def _serve_mixed(path: Path, **options: Any) -> tuple[list[Any], int]:
+    """The outputs, the first of them beside a stream that is closed after some deltas; how often
+    a sequence was preempted."""
+    prompts, params = _mixed(path)
+    with ropeway.LLM(path, seed=3, **options) as llm:
+        doomed = llm.stream(neighbours(12)[11], GREEDY)
+        queued = [llm.stream(p, one) for p, one in zip(prompts[:4], params[:4], strict=True)]
+        for _ in range(3):
+            next(doomed)
+        doomed.close()
+        first = [[(d.index, d.token_ids, d.logprobs) for d in stream] for stream in queued]
+        outputs = llm.generate(prompts, params)
+        stats = llm.stats()
+    assert stats.blocks_used == 0
+    found = [
+        *(sorted(deltas, key=lambda d: d[0]) for deltas in first),
+        *(o.outputs for o in outputs),
+    ]
+    return found, stats.preemptions
+
+
+def test_overlap_changes_no_bit_of_mixed_requests(smollm2_bf16: Path) -> None:
+    expected, _ = _serve_mixed(smollm2_bf16, overlap=False)
+    reasons = [choice.finish_reason for choices in expected[4:] for choice in choices]
+    assert reasons.count("stop") > 3 and reasons.count("length") > 3
+    for blocks in (8, 200):
+        memory = _blocks(smollm2_bf16, blocks)
+        found, preemptions = _serve_mixed(smollm2_bf16, overlap=True, kv_cache_memory=memory)
+        assert found == expected
+        assert (preemptions > 0) == (blocks == 8)
