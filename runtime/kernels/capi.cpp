@@ -134,8 +134,8 @@ ROPEWAY_API StepQueue* rw_queue_create(Program* program, Team* team, int32_t spa
 }
 ROPEWAY_API void rw_queue_destroy(StepQueue* queue) { delete queue; }
 
-// The job's number, or 0 when too many are queued.
-ROPEWAY_API uint32_t rw_queue_post(StepQueue* queue, ropeway::StepJob* job) {
+// The job's number, or -1 when too many are queued.
+ROPEWAY_API int64_t rw_queue_post(StepQueue* queue, ropeway::StepJob* job) {
     return queue->post(job);
 }
 ROPEWAY_API void rw_queue_wait(StepQueue* queue, uint32_t number) { queue->wait(number); }

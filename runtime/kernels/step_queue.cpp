@@ -29,8 +29,8 @@ StepQueue::~StepQueue() {
     thread_.join();
 }
 
-uint32_t StepQueue::post(StepJob* job) {
-    if (count_ - done_.load() >= kJobs) return 0;
+int64_t StepQueue::post(StepJob* job) {
+    if (count_ - done_.load() >= kJobs) return -1;
     jobs_[count_ % kJobs] = job;
     ++count_;
     posted_.advance();
@@ -44,8 +44,9 @@ void StepQueue::wait(uint32_t number) {
 }
 
 void StepQueue::cancel() {
-    cancelled_ = count_;
+    cancel_ = true;
     drain();
+    cancel_ = false;
 }
 
 void StepQueue::work() {
@@ -53,15 +54,15 @@ void StepQueue::work() {
         posted_.wait_while(taken, idle_spins_);
         if (stop_) return;
         StepJob& job = *jobs_[taken % kJobs];
-        job.report = run(job, taken + 1);
+        job.report = run(job);
         done_.advance();
     }
 }
 
-RunReport StepQueue::run(StepJob& job, uint32_t number) {
+RunReport StepQueue::run(StepJob& job) {
     if (job.follows == 0) failed_ = false;
     RunReport report = fault(Fault::stopped);
-    if (!failed_ && later(number, cancelled_)) {
+    if (!failed_ && !cancel_) {
         try {
             report = step(job);
         } catch (const std::bad_alloc&) {

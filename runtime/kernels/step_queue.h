@@ -55,8 +55,8 @@ public:
     StepQueue(const StepQueue&) = delete;
     StepQueue& operator=(const StepQueue&) = delete;
 
-    // The job's number, from 1 on; 0 when kJobs are queued that weren't done yet.
-    uint32_t post(StepJob* job);
+    // The job's number, modulo 2^32; -1 when kJobs are queued that weren't done yet.
+    int64_t post(StepJob* job);
     // Returns once the job of this number is done.
     void wait(uint32_t number);
     // Returns once every posted job is done.
@@ -68,7 +68,7 @@ private:
     static constexpr uint32_t kJobs = 4;
 
     void work();
-    RunReport run(StepJob& job, uint32_t number);
+    RunReport run(StepJob& job);
     RunReport step(StepJob& job);
     RunReport take_feed(StepJob& job) const;
     void sample(StepJob& job);
@@ -77,11 +77,10 @@ private:
     Team* team_;
     const uint32_t host_spins_, idle_spins_;
     StepJob* jobs_[kJobs] = {};
-    uint32_t count_ = 0;                    // posted; the poster's
-    std::atomic<uint32_t> cancelled_{0};    // jobs up to this one don't begin any more
-    std::atomic<bool> stop_{false};
-    bool failed_ = false;                   // the last job did; the thread's own, as is last_
-    std::vector<int32_t> last_;             // what the last job drew, by row
+    uint32_t count_ = 0;            // jobs posted; the poster's own
+    std::atomic<bool> cancel_{false}, stop_{false};
+    bool failed_ = false;           // the last job did; the thread's own, as is last_
+    std::vector<int32_t> last_;     // what the last job drew, by row
     alignas(64) WaitWord posted_;
     alignas(64) WaitWord done_;
     std::thread thread_;

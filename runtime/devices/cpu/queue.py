@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ropeway.runtime.sampling.batch import SampleBatch, SampleResult
 
 
+_COMING = -1  # no ticket
+
+
 @dataclass(frozen=True, slots=True)
 class _Posted:
     """A job in native form, and everything that it points to."""
@@ -54,10 +57,13 @@ class NativeQueue:
         """See StepQueue.enqueue."""
         self._check()
         posted = self._pack(job)
+        # First: an interrupt after the call mustn't free what the thread reads.
+        self._posted[_COMING] = posted
         ticket: int = self._library.rw_queue_post(self._handle, ctypes.byref(posted.record))
-        if not ticket:
+        if ticket < 0:
+            del self._posted[_COMING]
             raise RunError(f"{len(self._posted)} steps are queued: wait for the first")
-        self._posted[ticket] = posted
+        self._posted[ticket] = self._posted.pop(_COMING)
         return ticket
 
     def wait(self, ticket: int) -> "SampleResult | None":

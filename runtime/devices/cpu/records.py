@@ -206,7 +206,7 @@ def declare(library: ctypes.CDLL) -> None:
         "rw_program_peaks": (None, [_PTR, ctypes.POINTER(Peaks)]),
         "rw_queue_create": (_PTR, [_PTR, _PTR, _I32]),
         "rw_queue_destroy": (None, [_PTR]),
-        "rw_queue_post": (ctypes.c_uint32, [_PTR, ctypes.POINTER(JobRecord)]),
+        "rw_queue_post": (_I64, [_PTR, ctypes.POINTER(JobRecord)]),
         "rw_queue_wait": (None, [_PTR, ctypes.c_uint32]),
         "rw_queue_drain": (None, [_PTR]),
         "rw_queue_cancel": (None, [_PTR]),
