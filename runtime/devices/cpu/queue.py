@@ -63,7 +63,8 @@ class NativeQueue:
         if ticket < 0:
             del self._posted[_COMING]
             raise RunError(f"{len(self._posted)} steps are queued: wait for the first")
-        self._posted[ticket] = self._posted.pop(_COMING)
+        self._posted[ticket] = posted
+        del self._posted[_COMING]
         return ticket
 
     def wait(self, ticket: int) -> "SampleResult | None":
