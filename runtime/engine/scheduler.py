@@ -181,11 +181,10 @@ class Scheduler:
             return False
         if seq.ended or seq.num_planned == seq.num_coming:  # the latter: it forks, or ends
             return True
-        request = seq.request
-        if seq.num_pending:
-            # Only the step before this one can feed it, and a last token is never computed.
-            return seq.last_step != self._number or seq.num_coming >= request.total_tokens
-        return request.wants_prompt_logprobs and seq.rows_done < request.prompt_tokens - 1
+        # Only the step before this one can feed it, and a last token is never computed.
+        return seq.num_pending > 0 and (
+            seq.last_step != self._number or seq.num_coming >= seq.request.total_tokens
+        )
 
     def _head(self) -> Choice | None:
         while self._waiting:
