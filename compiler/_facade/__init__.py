@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ropeway.runtime.outputs import Logprob as Logprob
     from ropeway.runtime.outputs import RequestOutput as RequestOutput
     from ropeway.runtime.sampling.params import SamplingParams as SamplingParams
+    from ropeway.runtime.sampling.structured import StructuredOutputs as StructuredOutputs
 
 # Public name -> (module, attribute; None for the module itself).
 _EXPORTS: dict[str, tuple[str, str | None]] = {
@@ -39,6 +40,7 @@ _EXPORTS: dict[str, tuple[str, str | None]] = {
     "Program": ("ropeway.compiler.driver.program", "Program"),
     "RequestOutput": ("ropeway.runtime.outputs", "RequestOutput"),
     "SamplingParams": ("ropeway.runtime.sampling.params", "SamplingParams"),
+    "StructuredOutputs": ("ropeway.runtime.sampling.structured", "StructuredOutputs"),
     "__version__": ("ropeway.compiler.version", "VERSION"),
     "compile": ("ropeway.compiler.driver.compile", "compile"),
     "errors": ("ropeway.compiler.errors", None),
@@ -55,6 +57,7 @@ __all__ = [
     "Program",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
     "compile",
     "errors",

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from ropeway.compiler.errors import RequestError
+from ropeway.runtime.sampling.structured import StructuredOutputs
 
 MAX_CHOICES = 1024
 MAX_PROMPT_LOGPROBS = 1024  # a step scores thousands of prompt rows at once
@@ -29,7 +30,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     the whole vocabulary), of the raw model distribution; `prompt_logprobs` (up to 1024) the same
     for the prompt. `stop` takes one string or several; `logit_bias` maps a token id to -100..100.
     `min_tokens` keeps the end-of-sequence and stop ids from being drawn, and stop strings from
-    matching, before that many tokens.
+    matching, before that many tokens. `structured_outputs` is the form that the text must have; a
+    text that is complete ends with "stop" at once, whatever min_tokens and ignore_eos say.
+    `allowed_token_ids` are the only ids that can be drawn.
 
     Raises RequestError, with the field's name, for any value out of range.
     """
@@ -43,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -54,12 +58,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_distribution()
         self._normalize_stops()
         self._normalize_bias()
+        self._check_constraints()
         for field in (
             "ignore_eos",
             "skip_special_tokens",
@@ -128,6 +134,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ordered = dict(sorted((int(t), float(v)) for t, v in self.logit_bias.items()))
         msgspec.structs.force_setattr(self, "logit_bias", ordered or None)
 
+    def _check_constraints(self) -> None:
+        if self.allowed_token_ids is not None:
+            ids = _as_tuple("allowed_token_ids", self.allowed_token_ids, "a list of token ids")
+            for token in ids:
+                _check_int("allowed_token_ids", token, 0, 2**31 - 1)
+            if not ids:
+                _refuse("allowed_token_ids", [], "give at least one id, or None for all")
+            msgspec.structs.force_setattr(self, "allowed_token_ids", tuple(sorted(set(ids))))
+        structured: Any = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputs):
+            _refuse("structured_outputs", structured, "must be a StructuredOutputs")
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings in the order given, without repeats."""
@@ -167,6 +185,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for field, ids in (
             ("stop_token_ids", self.stop_ids),
             ("logit_bias", self.logit_bias or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
         ):
             for token in ids:
                 if token >= vocab_size:
