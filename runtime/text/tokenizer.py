@@ -88,10 +88,13 @@ class Tokenizer:
         """Every id that ends a generation."""
         return self.settings.eos_ids
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's ids: special tokens in it are recognised, BOS stands first (once) where
-        the model wants it. Raises RequestError (field "prompt") for text that isn't Unicode."""
-        ids = self._encode(self._inner, text, "prompt", add_special_tokens=True)
+        the model wants it, unless `add_special_tokens` is off. Raises RequestError (field "prompt")
+        for text that isn't Unicode."""
+        ids = self._encode(self._inner, text, "prompt", add_special_tokens=add_special_tokens)
+        if not add_special_tokens:
+            return ids
         bos = self.settings.bos_id
         if bos is None:
             return ids
@@ -171,6 +174,10 @@ class Tokenizer:
         if self._rules is None:
             return str(self._inner.decode([token], skip_special_tokens=False))
         return self._piece(token).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """One token as bytes, which may be a part of a character; b"" for an id without a token."""
+        return self.token_text(token).encode() if self._rules is None else self._piece(token)
 
     def is_special(self, token: int) -> bool:
         """Whether skip_special_tokens hides the token."""
