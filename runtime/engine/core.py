@@ -13,24 +13,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ropeway.compiler.errors import RequestError, RunError
+from ropeway.compiler.errors import RunError
 from ropeway.runtime.devices.base import Device, StepJob, StepQueue
+from ropeway.runtime.engine.admission import Capacity, check_request
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
-from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
+from ropeway.runtime.engine.messages import EngineStats, FinishReason, GenerationRequest, Update
 from ropeway.runtime.engine.plan import Progress, StepPlan
-from ropeway.runtime.engine.request import FinishReason, Request
+from ropeway.runtime.engine.request import Request
 from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, token_logprobs
 from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_feed, build_step_inputs
 from ropeway.runtime.sampling.batch import SampleResult
-from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.runtime.step_queue import InlineQueue
 
 
@@ -72,6 +70,9 @@ class EngineCore:
         self._tables = BlockTables(limits.max_seqs, max_model_len, layout.block_size, layout.groups)
         pool = BlockPool(num_blocks, caching=enable_prefix_caching)
         self.scheduler = Scheduler(pool, self._tables, limits, max_model_len)
+        self.capacity = Capacity(
+            vocab_size, max_model_len, self.scheduler.capacity_tokens, self.eos_ids
+        )
         self._rows = SampleRows(limits.max_seqs)
         self._sampling: dict[str, RequestSampling] = {}
         self._pending: list[Update] = []
@@ -100,15 +101,14 @@ class EngineCore:
         self.scheduler.check_request(queued)
 
     def _accept(self, request: GenerationRequest) -> tuple[Request, RequestSampling]:
-        _check_form(request)
-        prompt = _prompt_array(request.prompt, self.vocab_size)
+        total_tokens = check_request(request, self.capacity)
         params = request.params
         stop_ids = {} if params.ignore_eos else dict.fromkeys(self.eos_ids, False)
         stop_ids.update(dict.fromkeys(params.stop_ids, True))
         queued = Request(
             request_id=request.request_id,
-            prompt=prompt,
-            total_tokens=self._total_tokens(len(prompt), params.max_tokens),
+            prompt=np.array(request.prompt, np.int32),
+            total_tokens=total_tokens,
             stop_ids=stop_ids,
             choices=params.n,
             priority=request.priority,
@@ -124,19 +124,6 @@ class EngineCore:
             eos_ids=self.eos_ids,
         )
         return queued, sampling
-
-    def _total_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        limit = self.scheduler.max_model_len
-        if prompt_tokens >= limit:
-            raise RequestError(
-                "prompt",
-                f"{prompt_tokens} tokens leave no room for an answer: the program holds {limit} "
-                f"tokens, prompt and output together; shorten the prompt",
-            )
-        if max_tokens is not None:
-            return min(limit, prompt_tokens + max_tokens)
-        # As much as fits: the last token is never computed, so it needs no room in the cache.
-        return max(min(limit, self.scheduler.capacity_tokens + 1), prompt_tokens + 1)
 
     def abort(self, request_id: str) -> bool:
         """End a request: its open choices report `abort` with the next step. False when it isn't
@@ -330,37 +317,3 @@ class EngineCore:
             Update(request_id, choice, None, max(cached, 0), reason, message) for choice in choices
         )
         return True
-
-
-def _check_form(request: GenerationRequest) -> None:
-    """What the struct's annotations say, but nobody checks when it is made in this process."""
-    params: Any = request.params
-    priority: Any = request.priority
-    salt: Any = request.salt
-    if not isinstance(params, SamplingParams):
-        raise RequestError(
-            "sampling_params", f"must be a SamplingParams, not {type(params).__name__}"
-        )
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError("priority", f"{priority!r} isn't a whole number")
-    if not isinstance(salt, str):
-        raise RequestError("cache_salt", f"must be text, not {type(salt).__name__}")
-
-
-def _prompt_array(prompt: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    """int32 ids, each checked against the vocabulary."""
-    if len(prompt) == 0:
-        raise RequestError("prompt", "it has no tokens; give at least one")
-    ids = np.array(prompt)
-    whole = ids.dtype.kind in "iu" and not any(type(token) is bool for token in prompt)
-    if ids.ndim == 1 and whole and ids.min() >= 0 and ids.max() < vocab_size:
-        return ids.astype(np.int32)
-    for index, token in enumerate(prompt):
-        if type(token) is bool or not isinstance(token, int | np.integer):
-            raise RequestError("prompt", f"{token!r} at {index} isn't a whole number")
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                "prompt",
-                f"token id {token} at {index} is outside the vocabulary, 0 to {vocab_size - 1}",
-            )
-    raise RequestError("prompt", "token ids must be whole numbers")
