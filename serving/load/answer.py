@@ -144,10 +144,10 @@ class Answer:
         self.outcome.ended = at
         self._end()
 
-    def lost(self, why: str) -> None:
+    def lost(self, kind: str, detail: str = "") -> None:
         """See Listener.lost."""
-        kind = f"{why} amid the answer" if self.outcome.chunks else why
-        self._note(kind, f"after {len(self.outcome.chunks)} chunks")
+        amid = " amid the answer" if self.outcome.chunks else ""
+        self._note(kind + amid, detail or f"after {len(self.outcome.chunks)} chunks")
         self._end()
 
     def fail(self, kind: str, detail: str) -> None:

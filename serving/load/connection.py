@@ -27,8 +27,8 @@ class Listener(Protocol):
         """The answer is whole."""
         ...
 
-    def lost(self, why: str) -> None:
-        """It will never be."""
+    def lost(self, kind: str, detail: str = "") -> None:
+        """It will never be; `kind` is the same for like causes."""
         ...
 
 
@@ -42,6 +42,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._content_type = ""
+        self._headed = False
+        self._framed = False  # a header says where the body ends
         self._arrived = 0.0
 
     def send(self, request: bytes, listener: Listener) -> None:
@@ -50,6 +52,7 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self.untouched = True
         self._content_type = ""
+        self._headed = self._framed = False
         if self._transport is None or self._transport.is_closing():
             self._lose("connection closed")
         else:
@@ -73,22 +76,27 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._lose(f"bad answer: not HTTP: {error}")
+            self._lose("bad answer: not HTTP", str(error))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol. An answer without a length ends with the connection."""
-        self.reusable = False
+        """See asyncio.Protocol. A body whose end no header tells ends with the connection."""
         self._transport = None
-        self._lose("connection closed")
+        if exc is None and self._headed and not self._framed:
+            self.on_message_complete()
+        self.reusable = False
+        self._lose("connection closed", str(exc or ""))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, from the parser."""
         if name.lower() == b"content-type":
             self._content_type = value.decode("latin-1")
+        elif name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
 
     def on_headers_complete(self) -> None:
         """All headers are there, from the parser."""
+        self._headed = True
         if self._listener is not None:
             self._listener.head(self._parser.get_status_code(), self._content_type)
 
@@ -104,10 +112,10 @@ class Connection(asyncio.Protocol):
         if listener is not None:
             listener.done(self._arrived)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, kind: str, detail: str = "") -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.lost(why)
+            listener.lost(kind, detail)
 
 
 class Pool:
