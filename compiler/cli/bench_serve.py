@@ -103,10 +103,12 @@ def bench_serve(
     """
     if not burstiness > 0:
         raise InputError(f"--burstiness {burstiness}: must be above 0: 1 is Poisson")
+    if token_ids and (chat or workload is not None):
+        raise InputError("--token-ids: only for synthetic prompts without --chat: leave it out")
     rates, objectives = parse_rates(request_rate), parse_objectives(goodput or [])
     fields = _fields(extra_body, ignore_eos)
     target = Target.parse(url, api_key)
-    written = None if workload is None else _read(workload, chat, rates, token_ids)
+    written = None if workload is None else _read(workload, chat, rates)
     if model is None or (written is None and max_model_len is None):
         named, said = target.first_model()
         model, max_model_len = model or named, max_model_len or said
@@ -143,10 +145,8 @@ def bench_serve(
     return 0 if all(summary.completed for summary in summaries) else 1
 
 
-def _read(path: Path, chat: bool, rates: list[float], token_ids: bool) -> Written:
+def _read(path: Path, chat: bool, rates: list[float]) -> Written:
     written = read_workload(path, chat=chat)
-    if token_ids:
-        raise InputError("--token-ids: a workload file has prompts of its own: leave it out")
     if written.lines[0].at is not None and rates != [math.inf]:
         raise InputError(f"--workload {path}: its `at` is the schedule: give no --request-rate")
     return written
