@@ -16,7 +16,7 @@ import msgspec
 
 from ropeway.compiler.artifact.reader import Artifact, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
-from ropeway.compiler.targets.base import activate, device_class
+from ropeway.compiler.targets.base import Target, activate, device_class
 from ropeway.runtime.checksum import fastest_word_sum
 from ropeway.runtime.cores import usable_cores
 from ropeway.runtime.devices.base import CacheLayout, Device
@@ -24,7 +24,12 @@ from ropeway.runtime.devices.cpu.memory import weight_memory
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.engine_options import EngineOptions
-from ropeway.runtime.text.assets import SETTINGS_FILE, TOKENIZER_FILE, read_settings
+from ropeway.runtime.text.assets import (
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    TokenizerAssets,
+    read_settings,
+)
 from ropeway.runtime.text.tokenizer import Tokenizer
 
 # The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
@@ -55,6 +60,7 @@ class Engine:
     core: EngineCore
     tokenizer: Tokenizer | None
     num_threads: int
+    why: str = ""  # this target and no other
     scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def close(self) -> None:
@@ -81,7 +87,8 @@ def load_engine(
     try:
         if opened is not None:
             opened(artifact)
-        device = _load_device(artifact, options)
+        activated = activate(artifact.manifest.target, f"the artifact {artifact.path}")
+        device = _load_device(artifact, activated.target, options)
         tokenizer = read_tokenizer(artifact)
         core = _build_core(artifact, device, tokenizer, options)
     except BaseException:
@@ -90,7 +97,9 @@ def load_engine(
         if scratch is not None:
             scratch.cleanup()
         raise
-    return Engine(artifact, device, core, tokenizer, _threads(options), scratch)
+    return Engine(
+        artifact, device, core, tokenizer, _threads(options), why=activated.why, scratch=scratch
+    )
 
 
 def _open(
@@ -119,8 +128,7 @@ def _open_checked(path: str | os.PathLike[str], options: EngineOptions) -> Artif
     return open_artifact(path, options.verify, fastest_word_sum(), _threads(options), weight_memory)
 
 
-def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
-    manifest = artifact.manifest
+def _load_device(artifact: Artifact, target: Target, options: EngineOptions) -> Device:
     for wanted in artifact.function.inputs:
         role = wanted.role.split(".")[0]
         if role not in _KNOWN_ROLES | {"slots", "block_table"}:
@@ -128,7 +136,6 @@ def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
                 f"{artifact.path}: the program wants an input of role {wanted.role!r} "
                 f"(%{wanted.name}), which this runtime can't fill: upgrade ropeway"
             )
-    target = activate(manifest.target, f"the artifact {artifact.path}").target
     device: Device = device_class(target)()
     try:
         device.load(artifact, _threads(options))
@@ -152,6 +159,12 @@ def _threads(options: EngineOptions) -> int:
 
 def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
     """The artifact's tokenizer; None when it has none. Raises ArtifactError when it is damaged."""
+    assets = tokenizer_assets(artifact)
+    return None if assets is None else Tokenizer.from_assets(assets)
+
+
+def tokenizer_assets(artifact: Artifact) -> TokenizerAssets | None:
+    """What an artifact's tokenizer is made of; None when it has none. Raises ArtifactError."""
     if not artifact.names(_TOKENIZER):
         return None
     try:
@@ -160,7 +173,9 @@ def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
         raise ArtifactError(
             f"{artifact.path}/{_TOKENIZER}{SETTINGS_FILE}: {error}: compile the model again"
         ) from error
-    return Tokenizer(artifact.read(_TOKENIZER + TOKENIZER_FILE), settings)
+    return TokenizerAssets(
+        tokenizer_json=artifact.read(_TOKENIZER + TOKENIZER_FILE), settings=settings
+    )
 
 
 def _build_core(

@@ -130,6 +130,11 @@ class EngineCore:
         live."""
         return self._end(request_id, "abort", None)
 
+    def abort_all(self) -> None:
+        """End every request, as `abort` does."""
+        for request_id in list(self._sampling):
+            self.abort(request_id)
+
     def finish_choice(self, request_id: str, choice: int) -> None:
         """End one choice whose text is complete (a stop string was found); it reports nothing
         more. Nothing happens when it has ended already."""

@@ -115,9 +115,15 @@ class Tokenizer:
         Special tokens in the messages' text stay text. Raises RequestError for a model without a
         template and for messages that the template refuses.
         """
-        rendered = self.render_chat(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        return self.encode_rendered(
+            self.render_chat(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+            )
         )
+
+    def encode_rendered(self, rendered: "RenderedChat") -> list[int]:
+        """The ids of a rendered chat: only its `spans` are special tokens, or all if they are
+        None."""
         if rendered.spans is None:
             ids = self._encode(self._inner, rendered.text, "messages", add_special_tokens=False)
         else:

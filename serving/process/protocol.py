@@ -1,12 +1,27 @@
 """What the HTTP process and the engine process say to each other: msgspec structs over ZMQ.
 
 Contract: token ids only, no text. Every request that was added gets updates until each of its
-choices had one with a finish reason, or one Rejected and nothing else; nothing follows after that.
+choices had one with a finish reason or was named in a FinishChoice, or one Rejected and nothing
+else; nothing follows after that.
 """
 
 import msgspec
 
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
+from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.text.assets import TokenizerAssets
+
+
+class EngineSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine process is to start: one line of JSON on its stdin, which stays open; its end
+    means that the parent died."""
+
+    artifact: str
+    options: EngineOptions
+    parent: int  # process id
+    inbox: str  # endpoint that the engine makes
+    outbox: str  # endpoint that the parent made
+    stream_interval: float | None = None
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -60,6 +75,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The artifact was checked; its tokenizer can be made while the rest loads."""
+
+    model: str
+    tokenizer: TokenizerAssets | None
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine can serve."""
 
@@ -92,10 +114,20 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Steps were run, though there was no news for a second: a long prompt, say."""
+
+    steps: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine couldn't be loaded, or is about to end: one line that says why."""
+    """The engine couldn't be loaded, or is about to end: one line that says why.
+
+    `input` is whether what it was given is at fault, rather than the run.
+    """
 
     message: str
+    input: bool = False
 
 
-FromEngine = Ready | Accepted | Rejected | News | Stats | Failed
+FromEngine = Opened | Ready | Accepted | Rejected | News | Stats | Progress | Failed
