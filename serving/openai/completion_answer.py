@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from ropeway.runtime.outputs import CompletionOutput, Logprobs, RequestOutput
 from ropeway.runtime.text.tokenizer import Tokenizer
+from ropeway.serving.openai.best_of import best
 from ropeway.serving.openai.fields import CompletionRequest
 from ropeway.serving.openai.logprobs import (
     PromptLogprobs,
@@ -122,20 +123,6 @@ def whole_answer(job: CompletionJob, outputs: Sequence[RequestOutput]) -> Comple
             sum(output.num_cached_tokens for output in outputs),
         ),
     )
-
-
-def best(choices: Sequence[CompletionOutput], n: int) -> Sequence[CompletionOutput]:
-    """The n choices with the highest logprob a token, best first; all in their order if n is all.
-
-    That is what OpenAI's best_of documents. Equal ones keep their order.
-    """
-    if n == len(choices):
-        return choices
-
-    def mean(choice: CompletionOutput) -> float:
-        return (choice.cumulative_logprob or 0.0) / max(len(choice.token_ids), 1)
-
-    return sorted(choices, key=mean, reverse=True)[:n]
 
 
 def _choice(

@@ -16,7 +16,7 @@ from ropeway.serving.openai.generating import check_end, news_of
 from ropeway.serving.openai.usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from ropeway.serving.process.client import Generation
+    from ropeway.serving.process.generation import Generation
 
 _OPEN = b',"logprobs":null,"finish_reason":null'
 
@@ -101,7 +101,7 @@ class _CompletionStream:
         request = job.request
         logprobs = None
         if request.logprobs is not None:
-            entries = self._generations[position].prompt_logprobs if request.echo else None
+            entries = self._generations[position].so_far().prompt_logprobs if request.echo else None
             self._logprobs[index] = job.writer(position, entries)
             logprobs = self._logprobs[index].prompt
         if not request.echo and not request.return_token_ids:

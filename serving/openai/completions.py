@@ -26,7 +26,7 @@ from ropeway.serving.openai.sampling import (
 )
 
 if TYPE_CHECKING:
-    from ropeway.serving.process.client import Submission
+    from ropeway.serving.process.generation import Submission
 
 
 async def completions(http: Request, context: ServerContext) -> Answer:
@@ -36,8 +36,7 @@ async def completions(http: Request, context: ServerContext) -> Answer:
     model = context.check_model(request.model)
     refuse_unserved(request)
     check_modes(request)
-    context.client.check_ready()
-    limit = context.client.info.max_model_len
+    limit = context.client.info.max_model_len  # 503 until the engine has said it
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     prompts = [_fitted(one, request, wanted, limit) for one in await read_prompts(request, context)]
     job = CompletionJob(
@@ -68,7 +67,7 @@ def _fitted(prompt: Prompt, request: CompletionRequest, wanted: int, limit: int)
 
 
 def _submissions(job: CompletionJob, max_tokens: int) -> list["Submission"]:
-    from ropeway.serving.process.client import Submission  # noqa: PLC0415  (see TYPE_CHECKING)
+    from ropeway.serving.process.generation import Submission  # noqa: PLC0415  (see TYPE_CHECKING)
 
     request = job.request
     own: dict[str, Any] = {"n": draws(request), "max_tokens": max_tokens}

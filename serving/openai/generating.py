@@ -9,7 +9,7 @@ from ropeway.runtime.outputs import CompletionDelta, RequestOutput
 from ropeway.serving.errors import ApiError
 
 if TYPE_CHECKING:
-    from ropeway.serving.process.client import Generation
+    from ropeway.serving.process.generation import Generation
 
 
 async def outputs_of(generations: Sequence["Generation"]) -> list[RequestOutput]:

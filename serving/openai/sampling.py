@@ -45,7 +45,7 @@ def sampling_params(request: GenerationFields, **own: Any) -> SamplingParams:
     structured = structured_outputs(request)
     if structured is not None:
         values["structured_outputs"] = structured
-    return SamplingParams(**values, **own)
+    return SamplingParams(**{**values, **own})
 
 
 def structured_outputs(request: GenerationFields) -> StructuredOutputs | None:

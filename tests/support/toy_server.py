@@ -12,14 +12,14 @@ import httpx
 
 from ropeway.runtime.assembly import Assembly
 from ropeway.runtime.llm import LLM
-from ropeway.runtime.outputs import CompletionDelta, Logprobs, RequestOutput
+from ropeway.runtime.outputs import CompletionDelta, RequestOutput
 from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.errors import ApiError
 from ropeway.serving.http.app import build_app
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.http.endpoint import Endpoint
 from ropeway.serving.http.log import Log
-from ropeway.serving.process.client import Submission
+from ropeway.serving.process.generation import Submission
 from ropeway.serving.settings import ServerSettings
 
 MODEL = "toy"
@@ -55,10 +55,9 @@ class ToyGeneration:
         """Of the prompt, once there is news."""
         return self._assembly.output().num_cached_tokens
 
-    @property
-    def prompt_logprobs(self) -> list[Logprobs | None] | None:
-        """The prompt's, once there is news."""
-        return self._assembly.output().prompt_logprobs
+    def so_far(self) -> RequestOutput:
+        """What has come up to now."""
+        return self._assembly.output()
 
     async def news(self) -> list[CompletionDelta]:
         """Everything of a few steps, as one delta a choice."""
@@ -137,9 +136,6 @@ class ToyClient:
     def tokenizer(self) -> Tokenizer | None:
         """The LLM's."""
         return self.llm._engine.tokenizer
-
-    def check_ready(self) -> None:
-        """It always is."""
 
     async def in_thread(self, fn: Callable[..., Any], *args: Any) -> Any:
         """At once."""
