@@ -36,6 +36,7 @@ COMMANDS = {
     "inspect": Command("inspect", "inspect", "Show what an artifact holds and what it needs."),
     "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
     "chat": Command("chat", "chat", "Talk to an artifact."),
+    "serve": Command("serve", "serve", "Serve a model to OpenAI clients."),
     "opt": Command("opt", "opt", "Run passes on IR text."),
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
     "bench serve": Command("bench_serve", "bench_serve", "Put load on an OpenAI server."),
