@@ -88,10 +88,11 @@ def _check_prompt(prompt: Sequence[int], vocab_size: int) -> None:
         raise RequestError("prompt", "it has no tokens; give at least one")
     if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < vocab_size:
         return
-    for index, token in enumerate(prompt):
+    given: Sequence[Any] = prompt
+    for index, token in enumerate(given):
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError("prompt", f"{token!r} at {index} isn't a whole number")
-        if not 0 <= token < vocab_size:
+        if not 0 <= int(token) < vocab_size:
             raise RequestError(
                 "prompt",
                 f"token id {token} at {index} is outside the vocabulary, 0 to {vocab_size - 1}",

@@ -16,28 +16,22 @@ class Queue:
     def __init__(self, waiting: int) -> None:
         """`waiting` choices may be queued beyond those that run."""
         self._waiting = waiting
-        self._running = 1
         self._finishes: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
         self.open = 0
 
-    def size(self, running: int) -> None:
-        """`running` choices run at once."""
-        self._running = running
+    def enter(self, choices: int, running: int, now: float) -> None:
+        """Take `choices` more, of which `running` can run at once.
 
-    @property
-    def limit(self) -> int:
-        """The most choices that may be open."""
-        return self._running + self._waiting
-
-    def enter(self, choices: int, now: float) -> None:
-        """Take `choices` more. Raises ApiError 429 when they are too many now; what would never
-        fit is taken when nothing else is there."""
-        over = self.open + choices - self.limit
+        Raises ApiError 429 when too many are open now; what would never fit is taken when nothing
+        else is there.
+        """
+        limit = running + self._waiting
+        over = self.open + choices - limit
         if over > 0 and self.open > 0:
             seconds = self._seconds_until(over, now)
             raise ApiError(
                 429,
-                f"{self.open} completions run or wait, and {self.limit} is the most: try again in "
+                f"{self.open} completions run or wait, and {limit} is the most: try again in "
                 f"{seconds} s",
                 kind="rate_limit_error",
                 code="queue_full",

@@ -19,7 +19,7 @@ from ropeway.serving.errors import ApiError
 _JOIN_AT = 64  # deltas, or two a choice if that is more
 
 
-class EngineGone(ApiError):
+class EngineGone(ApiError):  # noqa: N818
     """The engine died, or can't be reached, before the request had ended."""
 
     def __init__(self, message: str) -> None:
