@@ -10,6 +10,7 @@ from ropeway.serving.http.body import json_answer, read_body
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.http.endpoint import Answer
 from ropeway.serving.http.event_stream import EventStream
+from ropeway.serving.openai.beam import beam_search, check_beams
 from ropeway.serving.openai.completion_answer import CompletionJob, whole_answer
 from ropeway.serving.openai.completion_stream import stream_completion
 from ropeway.serving.openai.decoding import decode_request
@@ -36,6 +37,8 @@ async def completions(http: Request, context: ServerContext) -> Answer:
     model = context.check_model(request.model)
     refuse_unserved(request)
     check_modes(request)
+    if request.use_beam_search:
+        check_beams(request)
     limit = context.client.info.max_model_len  # 503 until the engine has said it
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     prompts = [_fitted(one, request, wanted, limit) for one in await read_prompts(request, context)]
@@ -49,8 +52,13 @@ async def completions(http: Request, context: ServerContext) -> Answer:
         n=request.n or 1,
         scores_only=wanted == 0,
     )
-    streaming = bool(request.stream)
     submissions = _submissions(job, max(wanted, 1))
+    if request.use_beam_search:
+        outputs = [
+            await beam_search(request, s, context.client, job.tokenizer) for s in submissions
+        ]
+        return json_answer(whole_answer(job, outputs))
+    streaming = bool(request.stream)
     generations = await context.client.submit(submissions, streaming=streaming)
     if streaming:
         return EventStream(stream_completion(job, generations))
