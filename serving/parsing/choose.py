@@ -9,6 +9,13 @@ from typing import Literal, TypeVar
 
 from ropeway.compiler.errors import InputError
 from ropeway.serving.parsing import hermes, llama3_json, mistral, reasoning
+from ropeway.serving.parsing.call_shape import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_NAMED,
+    CallShape,
+)
 from ropeway.serving.parsing.pieces import OutputParser, PlainText
 from ropeway.serving.parsing.tools import ToolUse
 from ropeway.serving.settings import ServerSettings
@@ -36,6 +43,7 @@ class ChatFormat:
 
     tools: ToolFormat = "none"
     reasoning: ReasoningFormat = "none"
+    shape: CallShape = HERMES  # how calls are written, where that isn't the model's own choice
     reads_tools: bool = False  # the template has a place for the tools
     reads_calls: bool = False  # ... for the calls of an assistant's message
     reads_developer: bool = False  # ... for the role "developer"
@@ -55,9 +63,11 @@ def chat_format(settings: ServerSettings, template: str | None) -> ChatFormat:
     tools = _known("--tool-call-parser", settings.tool_call_parser, TOOL_FORMATS)
     thinking = _known("--reasoning-parser", settings.reasoning_parser, REASONING_FORMATS)
     thinks = reasoning.OPEN.text in text or reasoning.CLOSE.text in text
+    chosen = tools or _guess(text, reads_tools)
     return ChatFormat(
-        tools=tools or _guess(text, reads_tools),
+        tools=chosen,
         reasoning=thinking or ("think" if thinks else "none"),
+        shape=_shape(chosen, text),
         reads_tools=reads_tools,
         reads_calls=_mentions(text, "tool_calls"),
         reads_developer=_mentions(text, "developer"),
@@ -74,7 +84,7 @@ def make_parser(form: ChatFormat, use: ToolUse, prompt_end: str) -> OutputParser
 
 
 def _tool_parser(form: ChatFormat, use: ToolUse) -> OutputParser:
-    single = not use.parallel or use.legacy
+    single = use.single
     if use.mode == "none" or form.tools == "none":
         return PlainText()
     if form.tools == "hermes":
@@ -103,6 +113,12 @@ def _guess(template: str, reads_tools: bool) -> ToolFormat:
     if llama3_json.TAG.text in template or (reads_tools and '"parameters"' in template):
         return "llama3_json"
     return "none" if reads_tools else "hermes"
+
+
+def _shape(tools: ToolFormat, template: str) -> CallShape:
+    if tools == "mistral":
+        return MISTRAL_NAMED if mistral.ARGUMENTS in template else MISTRAL
+    return LLAMA3_JSON if tools == "llama3_json" else HERMES
 
 
 def _mentions(template: str, name: str) -> bool:

@@ -6,7 +6,7 @@ from ropeway.serving.parsing.markers import Marker
 from ropeway.serving.parsing.stepped import SteppedParser
 
 OPEN = Marker("<tool_call>")
-_CLOSE = Marker("</tool_call>")
+CLOSE = Marker("</tool_call>")
 
 
 class HermesParser(SteppedParser):
@@ -19,11 +19,11 @@ class HermesParser(SteppedParser):
         return self._begin_object()
 
     def _after_object(self) -> bool:
-        length = _CLOSE.length_at_start(self._text)
+        length = CLOSE.length_at_start(self._text)
         if length:
             self._take(length)
             return self._go(self._skip_space)
-        if _CLOSE.may_begin(self._text):
+        if CLOSE.may_begin(self._text):
             if self._last:
                 self._text = ""
             return False

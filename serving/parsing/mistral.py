@@ -12,6 +12,7 @@ from ropeway.serving.parsing.markers import Marker, beginnings
 from ropeway.serving.parsing.stepped import SteppedParser
 
 CALLS = Marker("[TOOL_CALLS]")
+ARGUMENTS = "[ARGS]"
 _NAME = r"\s*(?P<name>[\w.-]{1,256})"
 _ID = r"\[CALL_ID\](?P<id>\w{1,64})"
 _HEAD = re.compile(rf"{_NAME}(?:{_ID})?(?:\[ARGS\])?\s*(?=\{{)")
