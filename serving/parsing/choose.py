@@ -3,9 +3,9 @@
 import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ropeway.compiler.errors import InputError
 from ropeway.serving.parsing import hermes, llama3_json, mistral, reasoning
@@ -16,9 +16,13 @@ from ropeway.serving.parsing.call_shape import (
     MISTRAL_NAMED,
     CallShape,
 )
+from ropeway.serving.parsing.markers import special_id
 from ropeway.serving.parsing.pieces import OutputParser, PlainText
 from ropeway.serving.parsing.tools import ToolUse
 from ropeway.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ropeway.runtime.text.tokenizer import Tokenizer
 
 ToolFormat = Literal["none", "hermes", "llama3_json", "mistral"]
 ReasoningFormat = Literal["none", "think"]
@@ -34,6 +38,12 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {"none": "none", "think": "th
 
 # Other formats share the marker of Hermes: a call's arguments as tags.
 _OTHERS = ("<function=", "<arg_key>")
+_MARKERS: Mapping[ToolFormat, Sequence[str]] = {
+    "none": (),
+    "hermes": (hermes.OPEN.text, hermes.CLOSE.text),
+    "llama3_json": (llama3_json.TAG.text,),
+    "mistral": (mistral.CALLS.text, mistral.CALL_ID, mistral.ARGUMENTS),
+}
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -48,9 +58,14 @@ class ChatFormat:
     reads_calls: bool = False  # ... for the calls of an assistant's message
     reads_developer: bool = False  # ... for the role "developer"
 
-    def needs_special_tokens(self, use: ToolUse) -> bool:
-        """Whether markers are special tokens: skip_special_tokens must then be False."""
-        return use.mode != "none" and self.tools in ("llama3_json", "mistral")
+    def needs_special_tokens(self, use: ToolUse, tokenizer: "Tokenizer") -> bool:
+        """Whether a marker is a special token: skip_special_tokens must then be False."""
+        markers: list[str] = []
+        if use.mode != "none":
+            markers += _MARKERS[self.tools]
+        if self.reasoning == "think":
+            markers += (reasoning.OPEN.text, reasoning.CLOSE.text)
+        return any(special_id(tokenizer, marker) is not None for marker in markers)
 
 
 def chat_format(settings: ServerSettings, template: str | None) -> ChatFormat:

@@ -1,6 +1,10 @@
 """Finding a marker in text that comes in parts. A marker takes the space around it with it."""
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ropeway.runtime.text.tokenizer import Tokenizer
 
 
 class Marker:
@@ -41,3 +45,9 @@ def beginnings(text: str) -> str:
     for char in reversed(text[:-1]):
         pattern = f"{re.escape(char)}(?:{pattern})?" if pattern else re.escape(char)
     return pattern
+
+
+def special_id(tokenizer: "Tokenizer", text: str) -> int | None:
+    """The id of the special token that `text` is; None if it isn't one."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None

@@ -12,13 +12,15 @@ from ropeway.serving.parsing.markers import Marker, beginnings
 from ropeway.serving.parsing.stepped import SteppedParser
 
 CALLS = Marker("[TOOL_CALLS]")
+CALL_ID = "[CALL_ID]"
 ARGUMENTS = "[ARGS]"
 _NAME = r"\s*(?P<name>[\w.-]{1,256})"
-_ID = r"\[CALL_ID\](?P<id>\w{1,64})"
-_HEAD = re.compile(rf"{_NAME}(?:{_ID})?(?:\[ARGS\])?\s*(?=\{{)")
+_ID = rf"{re.escape(CALL_ID)}(?P<id>\w{{1,64}})"
+_BEHIND = rf"(?:{re.escape(ARGUMENTS)})?\s*"
+_HEAD = re.compile(rf"{_NAME}(?:{_ID})?{_BEHIND}(?=\{{)")
 _HEAD_BEGUN = re.compile(
-    rf"{_NAME}(?:{beginnings('[CALL_ID]')}|\[CALL_ID\]"
-    rf"|(?:{_ID})?(?:{beginnings('[ARGS]')}|(?:\[ARGS\])?\s*))"
+    rf"{_NAME}(?:{beginnings(CALL_ID)}|{re.escape(CALL_ID)}"
+    rf"|(?:{_ID})?(?:{beginnings(ARGUMENTS)}|{_BEHIND}))"
 )
 
 
