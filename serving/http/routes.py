@@ -4,6 +4,7 @@ from ropeway.serving.http import exposition, health, models, tokenize
 from ropeway.serving.http.endpoint import Endpoint
 from ropeway.serving.http.openapi import openapi_endpoint
 from ropeway.serving.openai import endpoints as generation
+from ropeway.serving.page import files
 
 
 def all_endpoints() -> list[Endpoint]:
@@ -15,4 +16,4 @@ def all_endpoints() -> list[Endpoint]:
         *health.ENDPOINTS,
         *exposition.ENDPOINTS,
     ]
-    return [*documented, openapi_endpoint(documented)]
+    return [*documented, openapi_endpoint(documented), *files.ENDPOINTS]
