@@ -88,9 +88,8 @@ class Sweep:
     ) -> Summary:
         asks = self.workload.asks(turn)
 
-        def progress(now_open: int, failed: int, ended: int) -> None:
-            errors = f", {failed} failed" if failed else ""
-            update(f"rate {rate:g}: {now_open} open{errors}", ended, len(asks))
+        def progress(ended: int, failed: int) -> None:
+            update(f"rate {rate:g}{', some failed' if failed else ''}", ended, len(asks))
 
         given = [ask.at for ask in asks if ask.at is not None]
         load = Load(
