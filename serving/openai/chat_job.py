@@ -204,7 +204,7 @@ def _params(
         if structured_outputs(request) is not None:
             raise RequestError("tool_choice", "contradicts response_format: the answer is a call")
         own["structured_outputs"] = forced
-    if form.needs_special_tokens(use):
+    if form.needs_special_tokens(use, tokenizer):
         own["skip_special_tokens"] = False
     return sampling_params(request, **own)
 

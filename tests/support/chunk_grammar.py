@@ -66,7 +66,7 @@ def read_stream(
     for event in events[:-1]:
         chunk = json.loads(event)
         _need("error" not in chunk, f"an error in the stream: {chunk}")
-        _need(made.usage is None or continuous_usage, "a chunk after the one with the usage")
+        _need(made.usage is None, "a chunk after the one with the usage")
         _frame(chunk, made, chat)
         made.chunks.append(chunk)
         _usage(chunk, made, include_usage, continuous_usage)
@@ -96,7 +96,6 @@ def _frame(chunk: dict[str, Any], made: Streamed, chat: bool) -> None:
 def _usage(chunk: dict[str, Any], made: Streamed, wanted: bool, continuous: bool) -> None:
     if not chunk["choices"]:
         _need(wanted, "a chunk without choice, though no usage is wanted")
-        _need(made.usage is None or continuous, "two chunks with the usage")
         usage = chunk["usage"]
         total = usage["prompt_tokens"] + usage["completion_tokens"]
         _need(usage["total_tokens"] == total, f"the total isn't the sum: {usage}")
