@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from support.command import PROGRAM
 
 _START, _STOP = 60.0, 40.0  # seconds
