@@ -88,6 +88,10 @@ class Tokenizer:
         """Every id that ends a generation."""
         return self.settings.eos_ids
 
+    def serialized(self) -> str:
+        """The tokenizer.json that this tokenizer works by, without truncation and padding."""
+        return str(self._inner.to_str())
+
     def encode(self, text: str) -> list[int]:
         """A plain prompt's ids: special tokens in it are recognised, BOS stands first (once) where
         the model wants it. Raises RequestError (field "prompt") for text that isn't Unicode."""
