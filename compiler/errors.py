@@ -86,8 +86,9 @@ class MissingExtraError(InputError):
 
 
 class RequestError(InputError):
-    """A request has a bad value; `field` names it as the caller wrote it."""
+    """A request has a bad value; `field` names it as the caller wrote it, `reason` is the rest."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.reason = message

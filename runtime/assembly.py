@@ -67,6 +67,11 @@ class Assembly:
         return self._open == 0
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had; known with the first update."""
+        return self._cached
+
+    @property
     def output_tokens(self) -> int:
         """Tokens so far, over all choices."""
         return sum(len(choice.ids) for choice in self._choices)

@@ -20,8 +20,9 @@ from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RequestError, RunError
 from ropeway.runtime.assembly import Assembly
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest
+from ropeway.runtime.engine_options import EngineOptions, Verify
 from ropeway.runtime.fair_lock import FairLock
-from ropeway.runtime.loader import Engine, EngineOptions, SavedProgram, Verify, load_engine
+from ropeway.runtime.loader import Engine, SavedProgram, load_engine
 from ropeway.runtime.outputs import RequestOutput
 from ropeway.runtime.progress import GenerationProgress
 from ropeway.runtime.sampling.params import SamplingParams

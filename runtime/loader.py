@@ -7,25 +7,31 @@ compiler's passes, frontends or models is imported.
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from ropeway.compiler.artifact.reader import Artifact, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
-from ropeway.compiler.targets.base import activate, device_class
+from ropeway.compiler.targets.base import Target, activate, device_class
 from ropeway.runtime.checksum import fastest_word_sum
-from ropeway.runtime.devices.base import CacheLayout, Device, usable_cores
+from ropeway.runtime.cores import usable_cores
+from ropeway.runtime.devices.base import CacheLayout, Device
 from ropeway.runtime.devices.cpu.memory import weight_memory
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
+from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.structured.compiler import GrammarCompiler
-from ropeway.runtime.text.assets import SETTINGS_FILE, TOKENIZER_FILE, read_settings
+from ropeway.runtime.text.assets import (
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    TokenizerAssets,
+    read_settings,
+)
 from ropeway.runtime.text.tokenizer import Tokenizer
-
-Verify = Literal["fast", "full"]
 
 # The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
 _CACHE_SHARE = 8
@@ -46,44 +52,6 @@ class SavedProgram(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to run a program; None takes what the program and the machine allow."""
-
-    num_threads: int | None = None
-    kv_cache_memory: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    max_prefill_chunk: int | None = None
-    enable_prefix_caching: bool = True
-    seed: int = 0
-    overlap: bool | None = None
-    verify: Verify = "fast"
-
-    def __post_init__(self) -> None:
-        sizes = ("num_threads", "kv_cache_memory", "max_num_batched_tokens", "max_prefill_chunk")
-        for field in ("max_num_seqs", "seed", *sizes):
-            value = getattr(self, field)
-            if value is None and field in sizes:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InputError(f"{field}: {value!r} isn't a whole number")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise InputError(
-                f"enable_prefix_caching: {self.enable_prefix_caching!r} isn't True or False"
-            )
-        if self.overlap is not None and not isinstance(self.overlap, bool):
-            raise InputError(f"overlap: {self.overlap!r} isn't True, False or None")
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the host prepares a step while another runs: by default where it has a core
-        beside the device's threads."""
-        if self.overlap is not None:
-            return self.overlap
-        return self.num_threads is not None and self.num_threads < usable_cores()
-
-
 @dataclass(slots=True)
 class Engine:
     """A loaded program, ready to step. `close` releases it."""
@@ -93,6 +61,7 @@ class Engine:
     core: EngineCore
     tokenizer: Tokenizer | None
     num_threads: int
+    why: str = ""  # this target and no other
     scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def close(self) -> None:
@@ -103,16 +72,24 @@ class Engine:
             self.scratch.cleanup()
 
 
-def load_engine(program: str | os.PathLike[str] | SavedProgram, options: EngineOptions) -> Engine:
+def load_engine(
+    program: str | os.PathLike[str] | SavedProgram,
+    options: EngineOptions,
+    opened: Callable[[Artifact], None] | None = None,
+) -> Engine:
     """Load `program`, an artifact's path or a compiled program, onto its target's device.
 
+    `opened` is called with the artifact once it was checked, before the longer rest of the load.
     Raises ArtifactError for a damaged artifact, TargetError when this machine can't run it,
     InputError for an option that doesn't fit, RunError when the self-check fails.
     """
     artifact, scratch = _open(program, options)
     device: Device | None = None
     try:
-        device = _load_device(artifact, options)
+        if opened is not None:
+            opened(artifact)
+        activated = activate(artifact.manifest.target, f"the artifact {artifact.path}")
+        device = _load_device(artifact, activated.target, options)
         tokenizer = read_tokenizer(artifact)
         core = _build_core(artifact, device, tokenizer, options)
     except BaseException:
@@ -121,7 +98,9 @@ def load_engine(program: str | os.PathLike[str] | SavedProgram, options: EngineO
         if scratch is not None:
             scratch.cleanup()
         raise
-    return Engine(artifact, device, core, tokenizer, _threads(options), scratch)
+    return Engine(
+        artifact, device, core, tokenizer, _threads(options), why=activated.why, scratch=scratch
+    )
 
 
 def _open(
@@ -150,8 +129,7 @@ def _open_checked(path: str | os.PathLike[str], options: EngineOptions) -> Artif
     return open_artifact(path, options.verify, fastest_word_sum(), _threads(options), weight_memory)
 
 
-def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
-    manifest = artifact.manifest
+def _load_device(artifact: Artifact, target: Target, options: EngineOptions) -> Device:
     for wanted in artifact.function.inputs:
         role = wanted.role.split(".")[0]
         if role not in _KNOWN_ROLES | {"slots", "block_table"}:
@@ -159,7 +137,6 @@ def _load_device(artifact: Artifact, options: EngineOptions) -> Device:
                 f"{artifact.path}: the program wants an input of role {wanted.role!r} "
                 f"(%{wanted.name}), which this runtime can't fill: upgrade ropeway"
             )
-    target = activate(manifest.target, f"the artifact {artifact.path}").target
     device: Device = device_class(target)()
     try:
         device.load(artifact, _threads(options))
@@ -183,6 +160,12 @@ def _threads(options: EngineOptions) -> int:
 
 def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
     """The artifact's tokenizer; None when it has none. Raises ArtifactError when it is damaged."""
+    assets = tokenizer_assets(artifact)
+    return None if assets is None else Tokenizer.from_assets(assets)
+
+
+def tokenizer_assets(artifact: Artifact) -> TokenizerAssets | None:
+    """What an artifact's tokenizer is made of; None when it has none. Raises ArtifactError."""
     if not artifact.names(_TOKENIZER):
         return None
     try:
@@ -191,13 +174,16 @@ def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
         raise ArtifactError(
             f"{artifact.path}/{_TOKENIZER}{SETTINGS_FILE}: {error}: compile the model again"
         ) from error
-    return Tokenizer(artifact.read(_TOKENIZER + TOKENIZER_FILE), settings)
+    return TokenizerAssets(
+        tokenizer_json=artifact.read(_TOKENIZER + TOKENIZER_FILE), settings=settings
+    )
 
 
 def _build_core(
     artifact: Artifact, device: Device, tokenizer: Tokenizer | None, options: EngineOptions
 ) -> EngineCore:
     model = artifact.manifest.model
+    max_model_len = _max_model_len(model.max_model_len, options.max_model_len)
     limits = step_limits(
         device.buckets,
         max_num_seqs=options.max_num_seqs,
@@ -206,7 +192,7 @@ def _build_core(
     )
     blocks = kv_blocks(
         device.cache_layout,
-        max_tokens=options.max_num_seqs * model.max_model_len,
+        max_tokens=options.max_num_seqs * max_model_len,
         available=device.memory().available,
         wanted=options.kv_cache_memory,
     )
@@ -215,7 +201,7 @@ def _build_core(
         device,
         limits,
         num_blocks=blocks,
-        max_model_len=model.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         eos_ids=eos_ids,
         enable_prefix_caching=options.enable_prefix_caching,
@@ -223,6 +209,17 @@ def _build_core(
         queue=device.open_queue() if options.overlaps else None,
         grammars=GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
     )
+
+
+def _max_model_len(compiled: int, wanted: int | None) -> int:
+    if wanted is None:
+        return compiled
+    if not 2 <= wanted <= compiled:
+        raise InputError(
+            f"max_model_len={wanted}: the program was compiled for {compiled} tokens: give 2 to "
+            f"{compiled}, or compile it with a larger max_model_len"
+        )
+    return wanted
 
 
 def kv_blocks(layout: CacheLayout, *, max_tokens: int, available: int, wanted: int | None) -> int:

@@ -24,7 +24,7 @@ from ropeway.runtime.bench.machine import Ceilings
 from ropeway.runtime.bench.quiet import Sampler
 from ropeway.runtime.bench.roofline import table
 from ropeway.runtime.bench.session import Session
-from ropeway.runtime.devices.base import usable_cores
+from ropeway.runtime.cores import usable_cores
 
 
 def bench(

@@ -36,8 +36,10 @@ COMMANDS = {
     "inspect": Command("inspect", "inspect", "Show what an artifact holds and what it needs."),
     "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
     "chat": Command("chat", "chat", "Talk to an artifact."),
+    "serve": Command("serve", "serve", "Serve a model to OpenAI clients."),
     "opt": Command("opt", "opt", "Run passes on IR text."),
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
+    "bench serve": Command("bench_serve", "bench_serve", "Put load on an OpenAI server."),
 }
 
 # A paragraph that begins with \b is printed as it is; others are wrapped, even within an option.
@@ -65,12 +67,11 @@ def run() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run one command line, without the program's name; returns the exit code."""
-    name = arguments[0] if arguments else ""
-    known = name in COMMANDS
-    label = f"ropeway {name}" if known else "ropeway"
+    name, rest = _split(arguments)
+    label = f"ropeway {name}" if name else "ropeway"
     try:
-        if known:
-            code = _invoke(_build(name), arguments[1:], label)
+        if name:
+            code = _invoke(_build(name), rest, label)
         else:
             code = _invoke(_overview(), arguments or ["--help"], label)
         sys.stdout.flush()
@@ -91,6 +92,15 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         print(f"{label}: error: {' '.join(explained[0].split())}", file=sys.stderr)
         return explained[1]
+
+
+def _split(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command that a line begins with, "" for none, and the rest: two words go before one."""
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in COMMANDS:
+            return name, arguments[words:]
+    return "", arguments
 
 
 def _drop_output() -> None:

@@ -32,7 +32,8 @@ from ropeway.runtime.devices.base import Device, Handle, StepInputs
 from ropeway.runtime.devices.cpu.device import CpuDevice
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
-from ropeway.runtime.loader import Engine, EngineOptions, load_engine
+from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.loader import Engine, load_engine
 from ropeway.runtime.sampling.batch import empty_result
 
 if TYPE_CHECKING:

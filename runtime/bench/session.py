@@ -21,8 +21,9 @@ from ropeway.runtime.bench.roofline import Rates, StepProfile, profile_step
 from ropeway.runtime.bench.suite import Bounds, fractions, run_suite
 from ropeway.runtime.bench.trace import write_trace
 from ropeway.runtime.bench.workload import Workload, make_workload, read_workload
+from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.llm import LLM
-from ropeway.runtime.loader import EngineOptions, load_engine
+from ropeway.runtime.loader import load_engine
 from ropeway.runtime.sampling.params import SamplingParams
 
 _DECODES, _PREFILLS = 25, 9  # steps that a profile takes medians of

@@ -5,7 +5,6 @@ affair. Every array is C-contiguous int32 on the host. A device serves one progr
 by one thread at a time; several devices live side by side in one process.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -204,10 +203,3 @@ class Device(Protocol):
     def close(self) -> None:
         """Release threads and memory; a second call does nothing."""
         ...
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -15,19 +15,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ropeway.compiler.errors import RequestError, RunError
+from ropeway.compiler.errors import RunError
 from ropeway.runtime.devices.base import Device, StepJob, StepQueue
+from ropeway.runtime.engine.admission import Capacity, check_params, check_request
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
-from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
+from ropeway.runtime.engine.messages import EngineStats, FinishReason, GenerationRequest, Update
 from ropeway.runtime.engine.plan import Progress, StepPlan
-from ropeway.runtime.engine.request import FinishReason, Request
+from ropeway.runtime.engine.request import Request
 from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, token_logprobs
 from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_feed, build_step_inputs
@@ -81,6 +80,9 @@ class EngineCore:
         self._tables = BlockTables(limits.max_seqs, max_model_len, layout.block_size, layout.groups)
         pool = BlockPool(num_blocks, caching=enable_prefix_caching)
         self.scheduler = Scheduler(pool, self._tables, limits, max_model_len)
+        self.capacity = Capacity(
+            vocab_size, max_model_len, self.scheduler.capacity_tokens, self.eos_ids
+        )
         self._rows = SampleRows(limits.max_seqs)
         self._sampling: dict[str, RequestSampling] = {}
         self._pending: list[Update] = []
@@ -101,7 +103,7 @@ class EngineCore:
 
         Raises RequestError, naming the field, when it can't be compiled or is too large.
         """
-        _check_params(params)
+        check_params(params)
         if params.structured_outputs is None:
             return None
         return self._grammars.compile(params.structured_outputs)
@@ -123,15 +125,14 @@ class EngineCore:
     def _accept(
         self, request: GenerationRequest, grammar: Grammar | None
     ) -> tuple[Request, RequestSampling]:
-        _check_form(request)
-        prompt = _prompt_array(request.prompt, self.vocab_size)
+        total_tokens = check_request(request, self.capacity)
         params = request.params
         stop_ids = {} if params.ignore_eos else dict.fromkeys(self.eos_ids, False)
         stop_ids.update(dict.fromkeys(params.stop_ids, True))
         queued = Request(
             request_id=request.request_id,
-            prompt=prompt,
-            total_tokens=self._total_tokens(len(prompt), params.max_tokens),
+            prompt=np.array(request.prompt, np.int32),
+            total_tokens=total_tokens,
             stop_ids=stop_ids,
             choices=params.n,
             priority=request.priority,
@@ -149,23 +150,15 @@ class EngineCore:
         )
         return queued, sampling
 
-    def _total_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        limit = self.scheduler.max_model_len
-        if prompt_tokens >= limit:
-            raise RequestError(
-                "prompt",
-                f"{prompt_tokens} tokens leave no room for an answer: the program holds {limit} "
-                f"tokens, prompt and output together; shorten the prompt",
-            )
-        if max_tokens is not None:
-            return min(limit, prompt_tokens + max_tokens)
-        # As much as fits: the last token is never computed, so it needs no room in the cache.
-        return max(min(limit, self.scheduler.capacity_tokens + 1), prompt_tokens + 1)
-
     def abort(self, request_id: str) -> bool:
         """End a request: its open choices report `abort` with the next step. False when it isn't
         live."""
         return self._end(request_id, "abort", None)
+
+    def abort_all(self) -> None:
+        """End every request, as `abort` does."""
+        for request_id in list(self._sampling):
+            self.abort(request_id)
 
     def finish_choice(self, request_id: str, choice: int) -> None:
         """End one choice whose text is complete (a stop string was found); it reports nothing
@@ -392,40 +385,3 @@ class EngineCore:
             Update(request_id, choice, None, max(cached, 0), reason, message) for choice in choices
         )
         return True
-
-
-def _check_form(request: GenerationRequest) -> None:
-    """What the struct's annotations say, but nobody checks when it is made in this process."""
-    _check_params(request.params)
-    priority: Any = request.priority
-    salt: Any = request.salt
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError("priority", f"{priority!r} isn't a whole number")
-    if not isinstance(salt, str):
-        raise RequestError("cache_salt", f"must be text, not {type(salt).__name__}")
-
-
-def _check_params(params: Any) -> None:
-    if not isinstance(params, SamplingParams):
-        raise RequestError(
-            "sampling_params", f"must be a SamplingParams, not {type(params).__name__}"
-        )
-
-
-def _prompt_array(prompt: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    """int32 ids, each checked against the vocabulary."""
-    if len(prompt) == 0:
-        raise RequestError("prompt", "it has no tokens; give at least one")
-    ids = np.array(prompt)
-    whole = ids.dtype.kind in "iu" and not any(type(token) is bool for token in prompt)
-    if ids.ndim == 1 and whole and ids.min() >= 0 and ids.max() < vocab_size:
-        return ids.astype(np.int32)
-    for index, token in enumerate(prompt):
-        if type(token) is bool or not isinstance(token, int | np.integer):
-            raise RequestError("prompt", f"{token!r} at {index} isn't a whole number")
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                "prompt",
-                f"token id {token} at {index} is outside the vocabulary, 0 to {vocab_size - 1}",
-            )
-    raise RequestError("prompt", "token ids must be whole numbers")

@@ -4,10 +4,13 @@ Contract: every accepted request gets updates until each of its choices had one 
 reason; nothing follows after that.
 """
 
+from typing import Literal
+
 import msgspec
 
-from ropeway.runtime.engine.request import FinishReason
 from ropeway.runtime.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RunError
-from ropeway.runtime.engine.request import Choice, FinishReason
+from ropeway.runtime.engine.messages import FinishReason
+from ropeway.runtime.engine.request import Choice
 
 
 @dataclass(slots=True)

@@ -7,15 +7,13 @@ sampled, whatever happened to its KV: preemption drops blocks, never tokens.
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ropeway.compiler.errors import RequestError
+from ropeway.runtime.engine.admission import check_fits
 from ropeway.runtime.engine.prefix import PrefixEntry
 
-FinishReason = Literal["stop", "length", "abort", "error"]
 Key = tuple[int, int, int]
 
 
@@ -52,22 +50,7 @@ class Request:
 
     def check_fits(self, max_model_len: int, capacity_tokens: int) -> None:
         """Raises RequestError unless program and KV cache can hold it alone."""
-        if self.prompt_tokens == 0:
-            raise RequestError("prompt", "it has no tokens; give at least one")
-        if not self.prompt_tokens <= self.total_tokens <= max_model_len:
-            raise RequestError(
-                "prompt",
-                f"{self.prompt_tokens} tokens and the output come to {self.total_tokens}, "
-                f"but the program holds {max_model_len}: shorten the prompt or max_tokens",
-            )
-        # The last sampled token is never computed, so it needs no room in the cache.
-        needed = max(self.prompt_tokens, self.total_tokens - 1)
-        if needed > capacity_tokens:
-            raise RequestError(
-                "max_tokens",
-                f"prompt and output need {needed} tokens of KV cache, which holds only "
-                f"{capacity_tokens}: lower max_tokens or raise kv_cache_memory",
-            )
+        check_fits(self.prompt_tokens, self.total_tokens, max_model_len, capacity_tokens)
 
 
 class Choice:

@@ -92,10 +92,13 @@ class Tokenizer:
         """The tokenizer.json that this tokenizer works by, without truncation and padding."""
         return str(self._inner.to_str())
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's ids: special tokens in it are recognised, BOS stands first (once) where
-        the model wants it. Raises RequestError (field "prompt") for text that isn't Unicode."""
-        ids = self._encode(self._inner, text, "prompt", add_special_tokens=True)
+        the model wants it, unless `add_special_tokens` is off. Raises RequestError (field "prompt")
+        for text that isn't Unicode."""
+        ids = self._encode(self._inner, text, "prompt", add_special_tokens=add_special_tokens)
+        if not add_special_tokens:
+            return ids
         bos = self.settings.bos_id
         if bos is None:
             return ids
@@ -116,9 +119,15 @@ class Tokenizer:
         Special tokens in the messages' text stay text. Raises RequestError for a model without a
         template and for messages that the template refuses.
         """
-        rendered = self.render_chat(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+        return self.encode_rendered(
+            self.render_chat(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
+            )
         )
+
+    def encode_rendered(self, rendered: "RenderedChat") -> list[int]:
+        """The ids of a rendered chat: only its `spans` are special tokens, or all if they are
+        None."""
         if rendered.spans is None:
             ids = self._encode(self._inner, rendered.text, "messages", add_special_tokens=False)
         else:
@@ -175,6 +184,10 @@ class Tokenizer:
         if self._rules is None:
             return str(self._inner.decode([token], skip_special_tokens=False))
         return self._piece(token).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """One token as bytes, which may be a part of a character; b"" for an id without a token."""
+        return self.token_text(token).encode() if self._rules is None else self._piece(token)
 
     def is_special(self, token: int) -> bool:
         """Whether skip_special_tokens hides the token."""

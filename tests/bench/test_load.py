@@ -23,7 +23,8 @@ from ropeway.runtime.bench.arrivals import (
 from ropeway.runtime.bench.neighbour import beside_neighbour, busy_neighbour
 from ropeway.runtime.bench.quiet import Sampler
 from ropeway.runtime.bench.workload import Workload
-from ropeway.runtime.loader import Engine, EngineOptions, load_engine
+from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.loader import Engine, load_engine
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ from ropeway.runtime.bench.plan_cost import StepSizes, Work, plan_work
 from ropeway.runtime.bench.roofline import OpRow, Rates, StepProfile, profile_step, table
 from ropeway.runtime.bench.trace import trace
 from ropeway.runtime.devices.base import StepInputs
-from ropeway.runtime.loader import EngineOptions, load_engine
+from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.loader import load_engine
 
 RATES = Rates(read=1e9, compute=1e9)
 SHAPES = ("decode:2@30", "prefill:48")  # both prompts of 24 fit one step of 64 tokens

@@ -11,7 +11,7 @@ import pytest
 from ropeway.compiler.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-TREES = ("compiler", "models", "passes", "runtime")
+TREES = ("compiler", "models", "passes", "runtime", "serving")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 LINES = 500

@@ -86,7 +86,7 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_module_and_the_kernels(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for tree in ("compiler", "models", "passes", "runtime"):
+    for tree in ("compiler", "models", "passes", "runtime", "serving"):
         for path in (ROOT / tree).rglob("*.py"):
             inside = path.relative_to(ROOT).as_posix()
             if inside == "compiler/_facade/__init__.py":

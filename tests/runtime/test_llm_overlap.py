@@ -12,9 +12,9 @@ import pytest
 from support.cpu_programs import FAST, compile_decoder
 
 from ropeway.compiler.errors import InputError, RunError
-from ropeway.runtime.devices.base import usable_cores
+from ropeway.runtime.cores import usable_cores
+from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.llm import LLM
-from ropeway.runtime.loader import EngineOptions
 from ropeway.runtime.outputs import CompletionOutput
 from ropeway.runtime.sampling.params import SamplingParams
 
@@ -249,7 +249,7 @@ def test_by_default_steps_overlap_where_a_core_is_free(
 
 
 def test_with_cores_to_spare_steps_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ropeway.runtime.loader.usable_cores", lambda: 4)
+    monkeypatch.setattr("ropeway.runtime.engine_options.usable_cores", lambda: 4)
     assert [EngineOptions(num_threads=n).overlaps for n in (1, 3, 4)] == [True, True, False]
 
 

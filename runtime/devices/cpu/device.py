@@ -15,6 +15,7 @@ from ropeway.compiler.targets.cpu.plan import (
     decode_template,
 )
 from ropeway.compiler.targets.cpu.plan_checks import check_bucket, check_template
+from ropeway.runtime.cores import usable_cores
 from ropeway.runtime.devices.base import (
     CacheLayout,
     DeviceMemory,
@@ -22,7 +23,6 @@ from ropeway.runtime.devices.base import (
     StepInputs,
     StepTiming,
     UInt8Array,
-    usable_cores,
 )
 from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.memory import available_bytes

@@ -10,7 +10,8 @@ import numpy as np
 
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RunError
-from ropeway.runtime.devices.base import StepJob, usable_cores
+from ropeway.runtime.cores import usable_cores
+from ropeway.runtime.devices.base import StepJob
 from ropeway.runtime.devices.cpu import records
 from ropeway.runtime.devices.cpu.library import load_library
 from ropeway.runtime.devices.cpu.native import Team

@@ -1,0 +1,1 @@
+"""The OpenAI server: an HTTP process in front of an engine process."""

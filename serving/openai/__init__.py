@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: their fields, and their answers whole and streamed."""
