@@ -8,7 +8,8 @@ kept. A call that ends early, by error or interrupt, aborts its requests.
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary, finalize
@@ -26,6 +27,7 @@ from ropeway.runtime.outputs import RequestOutput
 from ropeway.runtime.progress import GenerationProgress
 from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.runtime.stream import CompletionStream
+from ropeway.runtime.structured.grammar import Grammar
 from ropeway.runtime.text.tokenizer import Tokenizer
 
 _NEITHER = "is neither text nor a list of token ids"
@@ -255,6 +257,7 @@ class LLM:
         streaming: bool = False,
     ) -> list[Assembly]:
         encoded = [self._encode(prompt) for prompt in prompts]
+        grammars = self._compile_grammars(params)
         with self._lock:
             self._check_open()
             self._drop_forgotten()
@@ -270,12 +273,8 @@ class LLM:
                 for index, (ids, one) in enumerate(zip(encoded, params, strict=True))
             ]
             for index, request in enumerate(requests):
-                try:
-                    core.check(request)
-                except RequestError as error:
-                    if len(requests) == 1:
-                        raise
-                    raise RequestError(error.field, f"request {index}: {error}") from error
+                with _of_request(index, len(requests)):
+                    core.check(request, grammars[index])
             assemblies = [
                 Assembly(
                     request,
@@ -287,15 +286,25 @@ class LLM:
             ]
             self._count += len(requests)  # first: an interrupted call mustn't lend its ids again
             try:
-                for assembly in assemblies:
+                for assembly, grammar in zip(assemblies, grammars, strict=True):
                     request_id = assembly.request.request_id
                     self._assemblies[request_id] = assembly
                     finalize(assembly, self._forgotten.append, request_id).atexit = False
-                    core.add(assembly.request)
+                    core.add(assembly.request, grammar)
             except BaseException:
                 self._drop(assemblies)
                 raise
             return assemblies
+
+    def _compile_grammars(self, params: Sequence[SamplingParams]) -> list[Grammar | None]:
+        """Before the engine is locked, since it can take a while."""
+        core = self._engine.core
+        compiled: dict[int, Grammar | None] = {}
+        for index, one in enumerate(params):
+            if id(one) not in compiled:
+                with _of_request(index, len(params)):
+                    compiled[id(one)] = core.compile_grammar(one)
+        return [compiled[id(one)] for one in params]
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -336,6 +345,17 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise RunError("the LLM is closed: make a new one")
+
+
+@contextmanager
+def _of_request(index: int, count: int) -> Iterator[None]:
+    """Says which of several requests an error is about."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(error.field, f"request {index}: {error}") from error
 
 
 def _or_default(params: Any) -> Any:

@@ -24,6 +24,7 @@ from ropeway.runtime.devices.cpu.memory import weight_memory
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.structured.compiler import GrammarCompiler
 from ropeway.runtime.text.assets import (
     SETTINGS_FILE,
     TOKENIZER_FILE,
@@ -195,16 +196,18 @@ def _build_core(
         available=device.memory().available,
         wanted=options.kv_cache_memory,
     )
+    eos_ids = () if tokenizer is None else tokenizer.eos_ids
     return EngineCore(
         device,
         limits,
         num_blocks=blocks,
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
-        eos_ids=() if tokenizer is None else tokenizer.eos_ids,
+        eos_ids=eos_ids,
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
         queue=device.open_queue() if options.overlaps else None,
+        grammars=GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
     )
 
 

@@ -62,15 +62,19 @@ def check_fits(
         )
 
 
-def _check_form(request: GenerationRequest) -> None:
-    """What the struct's annotations say, but nobody checks when it is made in this process."""
-    params: Any = request.params
-    priority: Any = request.priority
-    salt: Any = request.salt
+def check_params(params: Any) -> None:
+    """Raises RequestError for what isn't a SamplingParams; these check themselves when made."""
     if not isinstance(params, SamplingParams):
         raise RequestError(
             "sampling_params", f"must be a SamplingParams, not {type(params).__name__}"
         )
+
+
+def _check_form(request: GenerationRequest) -> None:
+    """What the struct's annotations say, but nobody checks when it is made in this process."""
+    check_params(request.params)
+    priority: Any = request.priority
+    salt: Any = request.salt
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RequestError("priority", f"{priority!r} isn't a whole number")
     if not -_PRIORITIES <= priority < _PRIORITIES:

@@ -1,12 +1,14 @@
 """The engine core: plan, queue, commit, one step a call.
 
 Contract: only token ids, no text. The core is driven by one thread at a time. A request is checked
-whole when it is added; after that nothing it says can fail the step of another. When the device
+whole when it is added; after that nothing it says can fail the step of another. What is slow about
+that, compiling the form of its text, any thread may do before (`compile_grammar`). When the device
 fails, every request ends with an error and all blocks come back, before the error is raised.
 
 Over a device's own queue two steps are in flight: while one runs the next is planned and queued,
 and the news of the one before is on its way to whoever waits. A step's news comes as soon as it is
-done.
+done. While a step draws a token that a grammar must see before it can tell what may follow, none is
+queued behind it.
 """
 
 import time
@@ -18,7 +20,7 @@ import numpy as np
 
 from ropeway.compiler.errors import RunError
 from ropeway.runtime.devices.base import Device, StepJob, StepQueue
-from ropeway.runtime.engine.admission import Capacity, check_request
+from ropeway.runtime.engine.admission import Capacity, check_params, check_request
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.block_tables import BlockTables
 from ropeway.runtime.engine.limits import StepLimits
@@ -29,16 +31,21 @@ from ropeway.runtime.engine.sample_rows import RequestSampling, SampleRows, toke
 from ropeway.runtime.engine.scheduler import Scheduler
 from ropeway.runtime.engine.step_inputs import build_feed, build_step_inputs
 from ropeway.runtime.sampling.batch import SampleResult
+from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.runtime.step_queue import InlineQueue
+from ropeway.runtime.structured.compiler import GrammarCompiler
+from ropeway.runtime.structured.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that was queued; `drawn` are those of its sampled rows that are draws."""
+    """A step that was queued; `drawn` are those of its sampled rows that are draws. Only its
+    commit says what may follow those that are `constrained`."""
 
     plan: StepPlan
     ticket: int
     drawn: list[int]
+    constrained: bool
 
 
 class EngineCore:
@@ -56,12 +63,15 @@ class EngineCore:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         queue: StepQueue | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """The device must have been loaded; `num_blocks` KV blocks (null block included) are
-        allocated here. With a `queue` of the device's two steps are in flight, else one."""
+        allocated here. With a `queue` of the device's two steps are in flight, else one. Without
+        `grammars` no request's text can be constrained."""
         layout = device.cache_layout
         self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
+        self._grammars = grammars or GrammarCompiler(None, vocab_size)
         self._queue: StepQueue = queue or InlineQueue(device)
         self._depth = 1 if queue is None else 2
         self._flying: deque[_Flight] = deque()
@@ -87,20 +97,34 @@ class EngineCore:
         """Whether `step` has something to do or to report."""
         return self.scheduler.unfinished > 0 or bool(self._pending) or bool(self._flying)
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue a request. RequestError, naming the field, when it can't be served."""
-        queued, sampling = self._accept(request)
+    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """The grammar of the params' structured_outputs; None without. Slow (a millisecond, a
+        second for the largest) unless it was compiled lately; any thread may call it at any time.
+
+        Raises RequestError, naming the field, when it can't be compiled or is too large.
+        """
+        check_params(params)
+        if params.structured_outputs is None:
+            return None
+        return self._grammars.compile(params.structured_outputs)
+
+    def add(self, request: GenerationRequest, grammar: Grammar | None = None) -> None:
+        """Queue a request, with the grammar of its params if they have one. RequestError, naming
+        the field, when it can't be served."""
+        queued, sampling = self._accept(request, grammar)
         self.scheduler.add(queued)
         self._sampling[request.request_id] = sampling
         self._arrivals += 1
         self._prompt_tokens += len(request.prompt)
 
-    def check(self, request: GenerationRequest) -> None:
+    def check(self, request: GenerationRequest, grammar: Grammar | None = None) -> None:
         """Raises what `add` would raise; queues nothing."""
-        queued, _ = self._accept(request)
+        queued, _ = self._accept(request, grammar)
         self.scheduler.check_request(queued)
 
-    def _accept(self, request: GenerationRequest) -> tuple[Request, RequestSampling]:
+    def _accept(
+        self, request: GenerationRequest, grammar: Grammar | None
+    ) -> tuple[Request, RequestSampling]:
         total_tokens = check_request(request, self.capacity)
         params = request.params
         stop_ids = {} if params.ignore_eos else dict.fromkeys(self.eos_ids, False)
@@ -122,6 +146,7 @@ class EngineCore:
             engine_seed=self._seed,
             arrival=self._arrivals,
             eos_ids=self.eos_ids,
+            grammar=grammar,
         )
         return queued, sampling
 
@@ -154,7 +179,7 @@ class EngineCore:
         began, native = time.perf_counter(), self._native
         updates, self._pending = self._pending, []
         try:
-            while len(self._flying) < self._depth and self._launch():
+            while self._may_launch() and self._launch():
                 pass
             stuck = not self._flying and not updates and self.scheduler.unfinished > 0
             if self._flying:
@@ -211,6 +236,12 @@ class EngineCore:
 
     # -- one step ---------------------------------------------------------------------------
 
+    def _may_launch(self) -> bool:
+        # Leaving a constrained choice out until it is committed would let it advance in every
+        # second step only, and each step pays for all weights.
+        flying = self._flying
+        return len(flying) < self._depth and not (flying and flying[-1].constrained)
+
     def _launch(self) -> bool:
         """Plan a step and queue it; False when there is nothing to run."""
         plan = self.scheduler.plan()
@@ -228,7 +259,11 @@ class EngineCore:
         began = time.perf_counter()
         ticket = self._queue.enqueue(job)
         self._native += time.perf_counter() - began
-        self._flying.append(_Flight(plan, ticket, drawn))
+        constrained = any(
+            chunk.samples and self._sampling[chunk.seq.request.request_id].constrained
+            for chunk in plan.chunks
+        )
+        self._flying.append(_Flight(plan, ticket, drawn, constrained))
         return True
 
     def _land(self) -> list[Update]:
@@ -250,10 +285,12 @@ class EngineCore:
         self, plan: StepPlan, tokens: list[int], result: SampleResult | None, drawn: list[int]
     ) -> list[Update]:
         progress = self.scheduler.commit(plan, tokens)
-        updates = [
-            self._update(item, result, drawn[item.draw] if item.draw >= 0 else -1)
-            for item in progress
-        ]
+        updates: list[Update] = []
+        for item in progress:
+            row = drawn[item.draw] if item.draw >= 0 else -1
+            updates.append(self._update(item, result, row))
+            if item.token is not None and item.finish_reason is None:
+                updates.extend(self._advance(item, item.token))
         for item in progress:
             if item.finish_reason and not self.scheduler.sequences(item.seq.request.request_id):
                 self._sampling.pop(item.seq.request.request_id, None)
@@ -288,12 +325,38 @@ class EngineCore:
                 update.logprobs = token_logprobs(result, row)
         elif item.finish_reason == "error" and result is not None:
             reasons = [fault.message for fault in result.faults if fault.index == row]
+            matcher = sampling.matcher(seq.choice)
+            if matcher is not None and matcher.error:
+                reasons.insert(0, matcher.error)
             update.stop_reason = reasons[0] if reasons else "the sampler drew no token"
         if not sampling.reported:
             sampling.reported = True
             if params.prompt_logprobs is not None:
                 update.prompt_logprobs = sampling.prompt_logprobs
         return update
+
+    def _advance(self, item: Progress, token: int) -> list[Update]:
+        """Tell the choice's matcher of its token; the choice's end when nothing can follow."""
+        seq = item.seq
+        matcher = self._sampling[seq.request.request_id].matcher(seq.choice)
+        if matcher is None:
+            return []
+        matcher.commit(token)
+        if not matcher.finished:
+            return []
+        error = matcher.error
+        item.finish_reason = "error" if error else "stop"
+        self.scheduler.abort_choice(seq)
+        return [
+            Update(
+                seq.request.request_id,
+                seq.choice,
+                None,
+                seq.cached_tokens,
+                item.finish_reason,
+                error or None,
+            )
+        ]
 
     # -- ends -------------------------------------------------------------------------------
 

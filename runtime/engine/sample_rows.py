@@ -6,26 +6,41 @@ penalty slots are refilled whenever a sequence starts, or starts again after a p
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from ropeway.compiler.errors import RequestError
 from ropeway.runtime.engine.messages import GenerationRequest, TokenLogprobs
 from ropeway.runtime.engine.plan import Chunk, StepPlan
 from ropeway.runtime.engine.request import Choice
 from ropeway.runtime.sampling.batch import (
+    I32,
     RowSettings,
     SampleBatch,
     SampleResult,
     SlotReset,
     WantedRow,
+    mask_words,
 )
 from ropeway.runtime.sampling.params import derive_seed
+from ropeway.runtime.structured.grammar import Grammar, Matcher
 
 
 class RequestSampling:
-    """How one request is sampled: settings per choice, and the prompt's logprobs so far."""
+    """How one request is sampled: settings and matcher per choice, and the prompt's logprobs."""
 
     def __init__(
-        self, request: GenerationRequest, *, vocab_size: int, seed: int, eos_ids: Sequence[int]
+        self,
+        request: GenerationRequest,
+        *,
+        vocab_size: int,
+        seed: int,
+        eos_ids: Sequence[int],
+        grammar: Grammar | None = None,
     ) -> None:
-        """Raises RequestError when the params don't fit the vocabulary."""
+        """Raises RequestError when the params don't fit the vocabulary, or the grammar of its
+        structured_outputs isn't there."""
+        if grammar is None and request.params.structured_outputs is not None:
+            raise RequestError("structured_outputs", "its grammar must be compiled first")
         self.request = request
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.reported = False  # whether the prompt's logprobs went out
@@ -33,6 +48,8 @@ class RequestSampling:
         self._seed = seed
         self._eos_ids = eos_ids
         self._settings = [self._make(0)]
+        self._grammar = grammar
+        self._matchers: dict[int, Matcher] = {}
 
     @classmethod
     def of(
@@ -43,18 +60,41 @@ class RequestSampling:
         engine_seed: int,
         arrival: int,
         eos_ids: Sequence[int],
+        grammar: Grammar | None = None,
     ) -> "RequestSampling":
         """With the request's own seed, or one derived from the engine's and the arrival number."""
         seed = request.params.seed
         if seed is None:
             seed = derive_seed(engine_seed, arrival)
-        return cls(request, vocab_size=vocab_size, seed=seed, eos_ids=eos_ids)
+        return cls(request, vocab_size=vocab_size, seed=seed, eos_ids=eos_ids, grammar=grammar)
 
     def settings(self, choice: int) -> RowSettings:
         """The settings of one choice; made when first asked for."""
         while len(self._settings) <= choice:
             self._settings.append(self._make(len(self._settings)))
         return self._settings[choice]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a token must be committed before the next one can be drawn."""
+        return self._grammar is not None
+
+    def matcher(self, choice: int) -> Matcher | None:
+        """What follows one choice's text; None where any will do."""
+        if self._grammar is None:
+            return None
+        if choice not in self._matchers:
+            self._matchers[choice] = self._grammar.matcher()
+        return self._matchers[choice]
+
+    def next_mask(self, choice: int) -> I32 | None:
+        """The tokens that may follow those committed to one choice."""
+        matcher = self.matcher(choice)
+        if matcher is None:
+            return None
+        words = np.empty(mask_words(self._vocab_size), np.int32)
+        matcher.fill(words)
+        return words
 
     def _make(self, choice: int) -> RowSettings:
         return RowSettings.of(
@@ -127,7 +167,8 @@ class SampleRows:
             settings = sampling.settings(choice)
             if settings.needs_slot:
                 slot = self._penalty_slot(seq, choice, resets)
-            wanted.append(WantedRow(settings, row, position, generated, slot))
+            mask = sampling.next_mask(choice)
+            wanted.append(WantedRow(settings, row, position, generated, slot, mask=mask))
 
     def _penalty_slot(self, seq: Choice, choice: int, resets: list[SlotReset]) -> int:
         if choice != seq.choice:

@@ -166,7 +166,8 @@ struct RowSampler {
     // Whether the answer follows from the peak alone.
     bool only_peak() const {
         return row.target < 0 && row.temperature < kGreedyBelow && !row.want_logprob &&
-               row.bias_count == 0 && row.ban_count == 0 && sampler.slot(row.slot) == nullptr;
+               row.mask_begin < 0 && row.bias_count == 0 && row.ban_count == 0 &&
+               sampler.slot(row.slot) == nullptr;
     }
 
     Peak raw_peak() const {
@@ -181,7 +182,7 @@ struct RowSampler {
         PenaltySlot* slot = sampler.slot(row.slot);
         const float* y = x;
         Peak peak = raw;
-        if (row.bias_count > 0 || row.ban_count > 0 || slot != nullptr) {
+        if (row.mask_begin >= 0 || row.bias_count > 0 || row.ban_count > 0 || slot != nullptr) {
             y = adjust(slot);
             peak = sampler.loops.peak(y, n);
             if (peak.value == -kInfinity) return kAllMasked;
@@ -192,7 +193,12 @@ struct RowSampler {
     }
 
     const float* adjust(const PenaltySlot* slot) {
-        space.adjusted.assign(x, x + n);
+        if (row.mask_begin >= 0) {
+            space.adjusted.resize(static_cast<size_t>(n));
+            sampler.loops.masked(x, n, args.masks + row.mask_begin, space.adjusted.data());
+        } else {
+            space.adjusted.assign(x, x + n);
+        }
         float* y = space.adjusted.data();
         for (int32_t k = 0; k < row.bias_count; ++k) {
             const int32_t id = args.bias_ids[row.bias_begin + k];

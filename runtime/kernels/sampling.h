@@ -1,6 +1,6 @@
 // The sampler: adjusts a row of logits as its request asks, draws a token, reports raw logprobs.
 //
-// Order of the pipeline (vLLM's): logit bias and banned ids -> repetition, presence, frequency
+// Order of the pipeline (vLLM's): mask -> logit bias and banned ids -> repetition, presence, frequency
 // penalties -> temperature -> min_p -> top_k -> top_p -> draw. Logprobs, ranks and alternatives are
 // of the raw logits. Ties go to the lower id everywhere.
 //
@@ -32,6 +32,7 @@ struct SampleRow {
     double presence_penalty;
     double frequency_penalty;
     int64_t top_begin;  // offset of this row's alternatives in the outputs
+    int64_t mask_begin; // word of `masks` at which this row's mask starts; -1: none
     int32_t top_count;
     int32_t want_logprob;
     int32_t top_k;  // 0: off
@@ -43,7 +44,7 @@ struct SampleRow {
     int32_t bias_begin, bias_count;
     int32_t ban_begin, ban_count;
 };
-static_assert(sizeof(SampleRow) == 112, "ROW in batch.py has the same layout");
+static_assert(sizeof(SampleRow) == 120, "ROW in batch.py has the same layout");
 
 enum SampleStatus : int32_t {
     kSampled = 0,
@@ -69,6 +70,7 @@ struct SampleArgs {
     const int32_t* bias_ids;
     const double* bias_values;
     const int32_t* banned;
+    const int32_t* masks;   // bit i of a row's word w: whether token 32 w + i can be drawn
     int32_t* tokens;        // [count]
     float* logprobs;        // [count], written when wanted
     int32_t* ranks;         // [count], written when wanted

@@ -171,6 +171,22 @@ INLINE int64_t next_above_body(const float* x, int64_t n, int64_t start, float t
     return n;
 }
 
+INLINE void masked_body(const float* x, int64_t n, const int32_t* mask, float* y) {
+    const I8 bits = {1, 2, 4, 8, 16, 32, 64, 128};
+    F8 none = {};
+    none -= kInfinity;
+    int64_t i = 0;
+    F8 v;
+    for (; i + 8 <= n; i += 8) {
+        load(v, x + i);
+        const int32_t byte = (mask[i / 32] >> (i % 32)) & 255;
+        const I8 kept = (bits & byte) != 0;
+        v = kept ? v : none;
+        std::memcpy(y + i, &v, sizeof v);
+    }
+    for (; i < n; ++i) y[i] = (mask[i / 32] >> (i % 32)) & 1 ? x[i] : -kInfinity;
+}
+
 #define DEFINE_LOOPS(NAME, TARGET)                                                               \
     TARGET Peak peak_##NAME(const float* x, int64_t n) { return peak_body(x, n); }               \
     TARGET double weigh_##NAME(const float* x, int64_t n, double shift, double scale,            \
@@ -183,7 +199,11 @@ INLINE int64_t next_above_body(const float* x, int64_t n, int64_t start, float t
     TARGET int64_t next_##NAME(const float* x, int64_t n, int64_t start, float threshold) {      \
         return next_above_body(x, n, start, threshold);                                          \
     }                                                                                            \
-    const SamplingLoops loops_##NAME = {peak_##NAME, weigh_##NAME, count_##NAME, next_##NAME};
+    TARGET void masked_##NAME(const float* x, int64_t n, const int32_t* mask, float* y) {        \
+        masked_body(x, n, mask, y);                                                              \
+    }                                                                                            \
+    const SamplingLoops loops_##NAME = {peak_##NAME, weigh_##NAME, count_##NAME, next_##NAME,    \
+                                        masked_##NAME};
 
 DEFINE_LOOPS(plain, )
 

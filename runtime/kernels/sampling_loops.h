@@ -19,6 +19,8 @@ struct SamplingLoops {
     int64_t (*count_before)(const float* x, int64_t n, float value, int64_t index);
     // The first id at or after `start` whose logit is above `threshold`, or n.
     int64_t (*next_above)(const float* x, int64_t n, int64_t start, float threshold);
+    // y = x where the mask's bit is set (bit i of word w for 32 w + i), else -inf.
+    void (*masked)(const float* x, int64_t n, const int32_t* mask, float* y);
 };
 
 const SamplingLoops& sampling_loops(int isa);

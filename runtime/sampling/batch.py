@@ -28,6 +28,7 @@ ROW = np.dtype(
         ("presence_penalty", "<f8"),
         ("frequency_penalty", "<f8"),
         ("top_begin", "<i8"),  # where this row's alternatives start in top_ids / top_logprobs
+        ("mask_begin", "<i8"),  # the word of masks where this row's mask starts; -1: none
         ("top_count", "<i4"),
         ("want_logprob", "<i4"),
         ("top_k", "<i4"),
@@ -53,6 +54,7 @@ class RowSettings:
     bias_ids: I32
     bias_values: F64
     banned: I32
+    allowed: I32 | None  # mask of allowed_token_ids
     vocab_size: int
     template: bytes
     prompt_template: bytes
@@ -82,6 +84,7 @@ class RowSettings:
             banned=np.array(
                 [t for t in params.banned_before_min_tokens(eos_ids) if t < vocab_size], np.int32
             ),
+            allowed=_mask_of(params.allowed_token_ids, vocab_size),
             vocab_size=vocab_size,
             template=_template(params, seed, choice, params.logprobs, vocab_size),
             prompt_template=_template(params, seed, choice, params.prompt_logprobs, vocab_size),
@@ -106,6 +109,7 @@ def _template(
     row["choice"] = choice
     row["target"] = -1
     row["slot"] = -1
+    row["mask_begin"] = -1
     row["want_logprob"] = logprobs is not None
     row["top_count"] = vocab_size if logprobs == -1 else (logprobs or 0)
     return row.tobytes()
@@ -118,7 +122,8 @@ class WantedRow:
     `row` indexes the step's logits; `position` is the index that the drawn token will have in its
     sequence (prompt included), a key of the random numbers; `generated` counts the tokens drawn so
     far (for min_tokens). `slot` is the sequence's penalty slot, used when `settings.needs_slot`.
-    With `target` the row only scores that token (prompt logprobs).
+    With `target` the row only scores that token (prompt logprobs). `mask`, i32 [ceil(V / 32)], has
+    a bit for each token that a grammar allows next.
     """
 
     settings: RowSettings
@@ -127,6 +132,17 @@ class WantedRow:
     generated: int = 0
     slot: int = -1
     target: int = -1
+    mask: I32 | None = None
+
+    @property
+    def drawable(self) -> I32 | None:
+        """The mask of what the grammar and allowed_token_ids leave; None: everything."""
+        allowed = self.settings.allowed
+        if self.target >= 0:
+            return None
+        if self.mask is None or allowed is None:
+            return allowed if self.mask is None else self.mask
+        return self.mask & allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,7 @@ class SampleBatch:
     bias_ids: I32
     bias_values: F64
     banned: I32
+    masks: I32
     top_total: int
     resets: tuple[SlotReset, ...] = ()
 
@@ -168,6 +185,7 @@ class SampleBatch:
             | (rows["slot"] >= 0)
             | (rows["bias_count"] > 0)
             | (rows["ban_count"] > 0)
+            | (rows["mask_begin"] >= 0)
         )
         only = np.ones(count, np.uint8)
         only[rows["row"][reads_more]] = 0
@@ -195,12 +213,14 @@ class SampleBatch:
             top_total = int(ends[-1])
         biased = [w.settings if not s else None for w, s in zip(wanted, scored, strict=True)]
         bias_ids, bias_values = _pack_bias(rows, biased)
+        masks = [w.drawable for w in wanted]
         return cls(
             rows=rows,
             requests=tuple(w.settings.request for w in wanted),
             bias_ids=bias_ids,
             bias_values=bias_values,
-            banned=_pack_bans(rows, wanted),
+            banned=_pack_bans(rows, wanted, masks),
+            masks=_pack_masks(rows, masks),
             top_total=top_total,
             resets=tuple(resets),
         )
@@ -237,11 +257,14 @@ def _pack_bias(rows: np.ndarray, settings: Sequence[RowSettings | None]) -> tupl
     )
 
 
-def _pack_bans(rows: np.ndarray, wanted: Sequence[WantedRow]) -> I32:
+def _pack_bans(rows: np.ndarray, wanted: Sequence[WantedRow], masks: Sequence[I32 | None]) -> I32:
     parts = [
         (i, w.settings.banned)
-        for i, w in enumerate(wanted)
-        if w.settings.banned.size and w.generated < w.settings.params.min_tokens and w.target < 0
+        for i, (w, mask) in enumerate(zip(wanted, masks, strict=True))
+        if w.settings.banned.size
+        and w.generated < w.settings.params.min_tokens
+        and w.target < 0
+        and not _only_allows(mask, w.settings.banned)
     ]
     if not parts:
         return _NO_IDS
@@ -251,6 +274,51 @@ def _pack_bans(rows: np.ndarray, wanted: Sequence[WantedRow]) -> I32:
         rows["ban_count"][i] = ids.size
         begin += ids.size
     return np.concatenate([ids for _, ids in parts])
+
+
+def _only_allows(mask: I32 | None, ids: I32) -> bool:
+    """Whether nothing but `ids` can be drawn: then a text that is complete ends before
+    min_tokens, since whatever follows would break its form."""
+    if mask is None:
+        return False
+    rest = mask.copy()
+    np.bitwise_and.at(rest, ids // 32, ~_bit_of(ids))
+    return not rest.any()
+
+
+def _pack_masks(rows: np.ndarray, masks: Sequence[I32 | None]) -> I32:
+    parts = [(i, mask) for i, mask in enumerate(masks) if mask is not None]
+    if not parts:
+        return _NO_IDS
+    begin = 0
+    for i, mask in parts:
+        rows["mask_begin"][i] = begin
+        begin += mask.size
+    return np.concatenate([mask for _, mask in parts])
+
+
+def mask_words(vocab_size: int) -> int:
+    """How many words a mask of `vocab_size` tokens has."""
+    return -(-vocab_size // 32)
+
+
+def mask_bits(words: I32, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[V]: whether each token's bit is set."""
+    bits = np.unpackbits(words.astype("<i4").view(np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(np.bool_)
+
+
+def _bit_of(ids: I32) -> I32:
+    return (np.uint32(1) << (ids % 32).astype(np.uint32)).view(np.int32)
+
+
+def _mask_of(ids: Sequence[int] | None, vocab_size: int) -> I32 | None:
+    if ids is None:
+        return None
+    mask = np.zeros(mask_words(vocab_size), np.int32)
+    array = np.array(ids, np.int32)
+    np.bitwise_or.at(mask, array // 32, _bit_of(array))
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +375,8 @@ STATUS_NO_LOGITS = 4
 _MESSAGES = {
     STATUS_NOT_FINITE: "the model's logits hold NaN or +inf: the weights or a kernel are damaged, "
     "run `ropeway inspect` on the artifact or load it with verify='full'",
-    STATUS_ALL_MASKED: "no token is left to draw: the model's logits and the banned ids exclude "
-    "all of them; lower min_tokens or remove stop_token_ids",
+    STATUS_ALL_MASKED: "no token is left to draw: the model's logits, the ids banned before "
+    "min_tokens, structured_outputs and allowed_token_ids exclude all of them; ask for less",
     STATUS_NO_LOGITS: "the step didn't keep the logits that this request is sampled from: a fault "
     "of the engine, please report it",
     STATUS_NO_MEMORY: "out of memory while sampling: lower max_num_seqs or kv_cache_memory",
@@ -351,6 +419,9 @@ def check_batch(logits: F32, batch: SampleBatch, vocab_size: int) -> None:
     rows = batch.rows["row"]
     if rows.min() < 0 or rows.max() >= logits.shape[0]:
         raise RunError(f"a row to sample lies outside the step's {logits.shape[0]} rows of logits")
+    masks = batch.rows["mask_begin"].max()
+    if masks >= 0 and masks + mask_words(vocab_size) > batch.masks.size:
+        raise RunError(f"a mask is shorter than the vocabulary of {vocab_size}")
     if batch.rows["target"].max() >= vocab_size:
         raise RunError(f"a prompt token to score lies outside the vocabulary of {vocab_size}")
 

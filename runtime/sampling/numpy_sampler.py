@@ -21,6 +21,8 @@ from ropeway.runtime.sampling.batch import (
     check_batch,
     empty_result,
     faults_of,
+    mask_bits,
+    mask_words,
     slot_ids,
 )
 from ropeway.runtime.sampling.params import GREEDY_BELOW
@@ -108,6 +110,9 @@ class NumpySampler:
 
     def _adjust(self, raw: F64, row: np.void, batch: SampleBatch) -> F64:
         y = raw.copy()
+        if row["mask_begin"] >= 0:
+            words = batch.masks[row["mask_begin"] :][: mask_words(self._vocab_size)]
+            y[~mask_bits(words, self._vocab_size)] = -np.inf
         biased = slice(row["bias_begin"], row["bias_begin"] + row["bias_count"])
         np.add.at(y, batch.bias_ids[biased], batch.bias_values[biased])
         y[batch.banned[row["ban_begin"] : row["ban_begin"] + row["ban_count"]]] = -np.inf

@@ -194,8 +194,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             count = getattr(self, field)
             if count is not None and count > vocab_size:
                 _refuse(field, count, f"the vocabulary has only {vocab_size} tokens")
-        if len(self.banned_before_min_tokens(eos_ids)) >= vocab_size:
+        banned = self.banned_before_min_tokens(eos_ids)
+        if len(banned) >= vocab_size:
             _refuse("min_tokens", self.min_tokens, "every token of the vocabulary is a stop token")
+        if self.allowed_token_ids and set(self.allowed_token_ids) <= set(banned):
+            _refuse("min_tokens", self.min_tokens, "every allowed token is a stop token")
 
 
 def derive_seed(engine_seed: int, arrival: int) -> int:

@@ -88,6 +88,10 @@ class Tokenizer:
         """Every id that ends a generation."""
         return self.settings.eos_ids
 
+    def serialized(self) -> str:
+        """The tokenizer.json that this tokenizer works by, without truncation and padding."""
+        return str(self._inner.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A plain prompt's ids: special tokens in it are recognised, BOS stands first (once) where
         the model wants it, unless `add_special_tokens` is off. Raises RequestError (field "prompt")
