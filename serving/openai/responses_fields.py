@@ -43,7 +43,7 @@ REFUSED = {
 }
 # Of OpenAI's own tools, which aren't served; a request that names one is told so.
 OTHER_ITEMS = frozenset(
-    [
+    (
         "additional_tools",
         "apply_patch_call",
         "apply_patch_call_output",
@@ -69,10 +69,10 @@ OTHER_ITEMS = frozenset(
         "tool_search_call",
         "tool_search_output",
         "web_search_call",
-    ]
+    )
 )
 OTHER_TOOLS = frozenset(
-    [
+    (
         "apply_patch",
         "code_interpreter",
         "computer",
@@ -90,7 +90,7 @@ OTHER_TOOLS = frozenset(
         "web_search_2025_08_26",
         "web_search_preview",
         "web_search_preview_2025_03_11",
-    ]
+    )
 )
 OTHER_PARTS = frozenset(("input_audio", "input_file", "input_image"))
 

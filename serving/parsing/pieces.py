@@ -56,17 +56,11 @@ class OutputParser(Protocol):
         """Whether a tool call was found: finish_reason is then "tool_calls"."""
         ...
 
-    @property
-    def ended(self) -> bool:
-        """Whether the answer is complete, whatever follows: the one call that was wanted came."""
-        ...
-
 
 class PlainText:
     """All text is content."""
 
     called = False
-    ended = False
 
     def push(self, text: str) -> Sequence[Piece]:
         """See OutputParser.push."""

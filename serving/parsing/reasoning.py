@@ -35,11 +35,6 @@ class ThinkParser:
         """See OutputParser.called."""
         return self._rest.called
 
-    @property
-    def ended(self) -> bool:
-        """See OutputParser.ended."""
-        return self._rest.ended
-
     def push(self, text: str) -> Sequence[Piece]:
         """See OutputParser.push."""
         if self._step == self._pass_on:

@@ -21,7 +21,6 @@ class SteppedParser:
 
     def __init__(self, marker: Marker, new_id: Callable[[], str], *, single: bool) -> None:
         self.called = False
-        self.ended = False
         self._marker = marker
         self._new_id = new_id
         self._single = single
@@ -66,7 +65,7 @@ class SteppedParser:
         return pieces
 
     def _show(self, text: str) -> None:
-        if not text or self.ended:
+        if not text:
             return
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, Content):
@@ -136,7 +135,6 @@ class SteppedParser:
             self._pieces.append(CallArguments(self._count - 1, text))
 
     def _end_call(self, then: Callable[[], bool]) -> bool:
-        self.ended = self._single
         return self._go(self._dropped if self._single else then)
 
     def _give_up(self, started: bool) -> bool:
