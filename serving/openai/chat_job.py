@@ -22,8 +22,8 @@ from ropeway.serving.openai.sampling import (
     draws,
     room_for_answer,
     sampling_params,
-    structured_outputs,
 )
+from ropeway.serving.openai.structured import asked_form, form_field
 from ropeway.serving.parsing.choose import ChatFormat, chat_format, make_parser
 from ropeway.serving.parsing.constrain import constraint
 from ropeway.serving.parsing.pieces import OutputParser
@@ -98,7 +98,10 @@ async def prepare_chat(
         prompt = _fitted(prompt, request, limit)
         return prompt, _params(request, form, use, tokenizer, prompt, limit=limit)
 
-    prompt, params = await client.in_thread(render)
+    try:
+        prompt, params = await client.in_thread(render)
+    except RequestError as error:
+        raise in_callers_words(error, request) from error
     job = ChatJob(
         request=request,
         answer_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -197,13 +200,11 @@ def _params(
         own["logprobs"] = request.top_logprobs or 0
     elif drawn > (request.n or 1):
         own["logprobs"] = 0  # to tell the best
-    forced = constraint(form, use, tokenizer, prompt.end)
-    if forced is not None:
+    form_of_text = constraint(form, use, tokenizer, prompt.end, asked_form(request))
+    if form_of_text is not None:
         if request.use_beam_search:
             raise RequestError("tool_choice", "not with use_beam_search, but auto or none")
-        if structured_outputs(request) is not None:
-            raise RequestError("tool_choice", "contradicts response_format: the answer is a call")
-        own["structured_outputs"] = forced
+        own["structured_outputs"] = form_of_text
     if form.needs_special_tokens(use, tokenizer):
         own["skip_special_tokens"] = False
     return sampling_params(request, **own)
@@ -216,7 +217,5 @@ def in_callers_words(error: RequestError, request: ChatRequest) -> RequestError:
         "max_tokens": _limit_name(request),
         "logprobs": "top_logprobs",
     }
-    field = names.get(error.field)
-    if field is None:
-        return error
-    return RequestError(field, error.reason)
+    field = form_field(names.get(error.field, error.field), request)
+    return error if field == error.field else RequestError(field, error.reason)
