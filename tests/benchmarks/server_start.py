@@ -1,6 +1,6 @@
 """How long `ropeway serve ARTIFACT` takes from the creation of its process to /health 200.
 
-    .venv/bin/python tests/benchmarks/server_start.py smollm2.rope [RUNS]
+.venv/bin/python tests/benchmarks/server_start.py smollm2.rope [RUNS]
 """
 
 import socket
@@ -43,4 +43,6 @@ def start_seconds(artifact: str) -> float:
 
 if __name__ == "__main__":
     runs = [start_seconds(sys.argv[1]) for _ in range(int((*sys.argv, 5)[2]))]
-    print(f"start to healthy: median {statistics.median(runs):.3f} s, of", *map("{:.3f}".format, runs))
+    print(
+        f"start to healthy: median {statistics.median(runs):.3f} s, of", *map("{:.3f}".format, runs)
+    )
