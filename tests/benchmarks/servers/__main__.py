@@ -1,6 +1,6 @@
 """`make bench-server`: 48 streaming requests at 16 and at 32 clients, ours and vLLM's in turns.
 
-Beside them runs `LLM.generate` on the same prompts with as many sequences as there are clients: what
+Beside them runs `LLM.generate` on the same prompts, as many at a time as there are clients: what
 the engine gives when nobody has to be served. Prefix caching is off everywhere.
 """
 
