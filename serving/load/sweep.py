@@ -3,10 +3,11 @@
 import asyncio
 import resource
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import uvloop
 
 from ropeway.compiler.errors import RunError
 from ropeway.serving.load.arrivals import arrivals
@@ -43,7 +44,7 @@ class Sweep:
         Raises RunError when a warm-up request fails: the others would too.
         """
         _allow_many_connections()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._run(update))
 
     async def _run(self, update: Update) -> tuple[list[Summary], bool]:
@@ -110,11 +111,3 @@ def _allow_many_connections() -> None:
     """An open loop holds a socket for each request that isn't answered yet."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # noqa: PLC0415  (not to be had everywhere)
-
-    return uvloop.new_event_loop
