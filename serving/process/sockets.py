@@ -122,6 +122,8 @@ class Inbox(Generic[T]):
         self.socket.set_hwm(0)
         self.socket.linger = 0
         self.socket.bind(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
 
     @property
@@ -129,9 +131,11 @@ class Inbox(Generic[T]):
         """Becomes readable when messages may have come; `take` until there are none then."""
         return int(self.socket.getsockopt(zmq.FD))
 
-    def wait(self) -> None:
-        """Return once there is a message."""
-        self.socket.poll()
+    def wait(self, other: int) -> None:
+        """Return once there is a message, or the descriptor `other` is readable."""
+        if other not in self._poller:
+            self._poller.register(other, zmq.POLLIN)
+        self._poller.poll()
 
     def take(self) -> Iterator[T]:
         """Every message that is there now."""
