@@ -87,13 +87,16 @@ class CallObject:
         if text[at] in _SPACE:
             return at + 1
         self._value, self._word = JsonValue(), ""
-        wanted = text[at]
-        self._step = self._other
         if self._key == "name":
-            wanted, self._step = '"', self._name_text
-        elif self._key in _ARGUMENTS:
-            wanted, self._step, self._arguments = "{", self._argument, ""
-        return at if text[at] == wanted else self._stop(at)
+            self._step = self._name_text
+            return at if text[at] == '"' else self._stop(at)
+        if self._key not in _ARGUMENTS:
+            self._step = self._other
+        elif text[at] == "{":
+            self._step, self._arguments = self._argument, ""
+        else:
+            return self._stop(at)
+        return at
 
     def _name_text(self, text: str, at: int) -> int:
         at = self._read(text, at, self._comma)

@@ -16,7 +16,7 @@ from ropeway.serving.parsing.call_shape import (
     MISTRAL_NAMED,
     CallShape,
 )
-from ropeway.serving.parsing.markers import special_id
+from ropeway.serving.parsing.markers import token_of
 from ropeway.serving.parsing.pieces import OutputParser, PlainText
 from ropeway.serving.parsing.tools import ToolUse
 from ropeway.serving.settings import ServerSettings
@@ -65,7 +65,8 @@ class ChatFormat:
             markers += _MARKERS[self.tools]
         if self.reasoning == "think":
             markers += (reasoning.OPEN.text, reasoning.CLOSE.text)
-        return any(special_id(tokenizer, marker) is not None for marker in markers)
+        tokens = [token_of(tokenizer, marker) for marker in markers]
+        return any(token is not None and tokenizer.is_special(token) for token in tokens)
 
 
 def chat_format(settings: ServerSettings, template: str | None) -> ChatFormat:

@@ -8,7 +8,6 @@ only calls that a request insists on; their arguments always follow the schema.
 """
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,14 @@ from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.openai.messages import FunctionDefinition
 from ropeway.serving.parsing import hermes, llama3_json, reasoning
 from ropeway.serving.parsing.choose import ChatFormat
-from ropeway.serving.parsing.grammar_text import embedded, json_rule, literal
-from ropeway.serving.parsing.markers import special_id
+from ropeway.serving.parsing.grammar_text import (
+    embedded,
+    json_rule,
+    literal,
+    other_tokens,
+    text_before,
+)
+from ropeway.serving.parsing.markers import token_of
 from ropeway.serving.parsing.tools import ToolUse
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -70,15 +75,11 @@ def _beginning(form: ChatFormat, tokenizer: Tokenizer, prompt_end: str) -> list[
     """The rules of what comes before the answer: thinking, which the prompt may have begun."""
     if form.reasoning == "none":
         return ["start: answer"]
-    close = reasoning.CLOSE.text
-    if special_id(tokenizer, close) is None:
-        thoughts = [f"thoughts[suffix={json.dumps(close)}]: /(?s:.*)/"]
-    else:
-        thoughts = [f"thoughts: /(?s:.*)/ {literal(close, tokenizer)}"]
+    thoughts = text_before(reasoning.CLOSE.text, "thoughts", tokenizer)
     if reasoning.is_open(prompt_end):
-        return [r"start: thoughts /\s{0,8}/ answer", *thoughts]
+        return [r"start: thoughts /\s{0,8}/ answer", thoughts]
     opening = literal(reasoning.OPEN.text, tokenizer)
-    return [rf"start: ({opening} thoughts /\s{{0,8}}/)? answer", *thoughts]
+    return [rf"start: ({opening} thoughts /\s{{0,8}}/)? answer", thoughts]
 
 
 def _calls(form: ChatFormat, use: ToolUse, tokenizer: Tokenizer, *, marked: bool) -> list[str]:
@@ -114,21 +115,25 @@ def _schema(function: FunctionDefinition) -> Mapping[str, Any]:
 
 def _strict_calls(form: ChatFormat, use: ToolUse, tokenizer: Tokenizer) -> StructuredOutputs | None:
     """Free text in which a call's marker begins a call that follows its schema."""
-    marked = form.tools == "hermes" and special_id(tokenizer, hermes.OPEN.text) is None
-    if not marked or not any(tool.function.strict for tool in use.tools):
+    if form.tools != "hermes" or not any(tool.function.strict for tool in use.tools):
         return None
-    shape = form.shape
-    structures = [
-        {
-            "begin": f"{shape.head}{tool.function.name}{shape.middle}",
-            "schema": dict(_schema(tool.function)),
-            "end": shape.tail,
-        }
-        for tool in use.tools
-    ]
-    made = StructuredOutputs(
-        structural_tag={"structures": structures, "triggers": [hermes.OPEN.text]}
-    )
+    marker = hermes.OPEN.text
+    token = token_of(tokenizer, marker)
+    if token is None:
+        shape = form.shape
+        structures = [
+            {
+                "begin": f"{shape.head}{tool.function.name}{shape.middle}",
+                "schema": dict(_schema(tool.function)),
+                "end": shape.tail,
+            }
+            for tool in use.tools
+        ]
+        made = StructuredOutputs(structural_tag={"structures": structures, "triggers": [marker]})
+    else:
+        free = other_tokens(token, tokenizer)
+        rules = [_HEAD, f"start: ({free} | call)*", *_calls(form, use, tokenizer, marked=False)]
+        made = StructuredOutputs(grammar="\n".join(rules))
     _check_calls(made, use)
     return made
 

@@ -7,18 +7,18 @@ from typing import Any
 
 from ropeway.runtime.sampling.structured import StructuredOutputs
 from ropeway.runtime.text.tokenizer import Tokenizer
-from ropeway.serving.parsing.markers import special_id
+from ropeway.serving.parsing.markers import token_of
 
 _MARKER = re.compile(r"(</?\w+>|<\|\w+\|>|\[[A-Z_]+\])")
 
 
 def literal(text: str, tokenizer: Tokenizer) -> str:
-    """`text` as a part of a rule; special tokens in it are given by their ids, as text they
-    couldn't be written."""
+    """`text` as a part of a rule. Markers that are one token are given by its id: llguidance takes
+    every added token that looks like <...> for a special one, which text can't match."""
     parts = []
     plain = ""
     for piece in _MARKER.split(text):
-        token = special_id(tokenizer, piece) if _MARKER.fullmatch(piece) else None
+        token = token_of(tokenizer, piece) if _MARKER.fullmatch(piece) else None
         if token is None:
             plain += piece
             continue
@@ -27,6 +27,19 @@ def literal(text: str, tokenizer: Tokenizer) -> str:
     if plain:
         parts.append(json.dumps(plain))
     return " ".join(parts)
+
+
+def text_before(marker: str, name: str, tokenizer: Tokenizer) -> str:
+    """A rule `name`: any text up to the first `marker`, which is its end."""
+    token = token_of(tokenizer, marker)
+    if token is None:
+        return f"{name}[suffix={json.dumps(marker)}]: /(?s:.*)/"
+    return f"{name}: {other_tokens(token, tokenizer)}* <[{token}]>"
+
+
+def other_tokens(token: int, tokenizer: Tokenizer) -> str:
+    """Any one token but this and those that end a text."""
+    return f"<[^{','.join(map(str, sorted({token, *tokenizer.eos_ids})))}]>"
 
 
 def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

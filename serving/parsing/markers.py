@@ -47,7 +47,7 @@ def beginnings(text: str) -> str:
     return pattern
 
 
-def special_id(tokenizer: "Tokenizer", text: str) -> int | None:
-    """The id of the special token that `text` is; None if it isn't one."""
+def token_of(tokenizer: "Tokenizer", text: str) -> int | None:
+    """The id of the token that `text` is by itself; None if it takes several."""
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return ids[0] if len(ids) == 1 and tokenizer.is_special(ids[0]) else None
+    return ids[0] if len(ids) == 1 else None

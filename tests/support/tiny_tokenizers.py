@@ -27,10 +27,12 @@ def byte_level(
     *,
     template: str | None = CHATML,
     added: Sequence[str] = ("<think>", "</think>"),
+    special: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
     add_bos: bool = False,
 ) -> Tokenizer:
-    """GPT-2's kind. Ids 0, 1, 2 are SPECIALS; `added` are tokens that aren't special."""
+    """GPT-2's kind. Ids 0, 1, 2 are SPECIALS; `added` are tokens that aren't special, and `special`
+    more that are."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -41,6 +43,7 @@ def byte_level(
         show_progress=False,
     )
     inner.train_from_iterator(CORPUS, trainer)
+    inner.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     inner.add_tokens([AddedToken(t, special=False, normalized=False) for t in added])
     settings = TokenizerSettings(
         bos_id=0,
