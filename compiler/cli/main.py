@@ -27,12 +27,14 @@ class Command:
     """A sub command: where its function is, and the line about it in the overview.
 
     `panels`: it has so many options that its help shows them in groups (their rich_help_panel).
+    `ahead` is a function to call before the arguments are parsed.
     """
 
     module: str
     function: str
     summary: str
     panels: bool = False
+    ahead: str = ""
 
 
 COMMANDS = {
@@ -40,7 +42,9 @@ COMMANDS = {
     "inspect": Command("inspect", "inspect", "Show what an artifact holds and what it needs."),
     "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
     "chat": Command("chat", "chat", "Talk to an artifact."),
-    "serve": Command("serve", "serve", "Serve a model to OpenAI clients.", panels=True),
+    "serve": Command(
+        "serve", "serve", "Serve a model to OpenAI clients.", panels=True, ahead="start_early"
+    ),
     "opt": Command("opt", "opt", "Run passes on IR text."),
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
     "bench serve": Command("bench_serve", "bench_serve", "Put load on an OpenAI server."),
@@ -75,7 +79,7 @@ def main(arguments: list[str]) -> int:
     label = f"ropeway {name}" if name else "ropeway"
     try:
         if name:
-            code = _invoke(_build(name), rest, label)
+            code = _invoke(_build(name, rest), rest, label)
         else:
             code = _invoke(_overview(), arguments or ["--help"], label)
         sys.stdout.flush()
@@ -138,10 +142,13 @@ def _new_app(panels: bool = False) -> typer.Typer:
     )
 
 
-def _build(name: str) -> typer.Typer:
-    """An app with this one command, imported now."""
+def _build(name: str, rest: list[str]) -> typer.Typer:
+    """An app with this one command, imported now. What the command can begin before its arguments
+    are parsed, which takes a quarter of a second, begins here."""
     entry = COMMANDS[name]
     module = importlib.import_module(f"ropeway.compiler.cli.{entry.module}")
+    if entry.ahead and not {"-h", "--help"} & set(rest):
+        getattr(module, entry.ahead)()
     function = getattr(module, entry.function)
     text = inspect.cleandoc(function.__doc__ or "").replace("Example: ", "\b\nExample:\n  ")
     app = _new_app(entry.panels)

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,12 +18,21 @@ import typer
 
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.engine_options import EngineOptions
+from ropeway.serving.process.prestart import start_interpreter
 from ropeway.serving.settings import ServerSettings
 
 _ADDRESS, _ACCESS = "Address", "Access and limits"
 _ENGINE, _ANSWERS, _TUNING, _LIFE = "Engine", "Requests and answers", "Tuning", "Life and logs"
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+_early: "list[subprocess.Popen[bytes]]" = []
+
+
+def start_early() -> None:
+    """The engine's process, before this one knows what to serve: both import at the same time."""
+    _early.append(start_interpreter())
 
 
 def serve(
@@ -276,8 +286,16 @@ def serve(
     bound = _bind(host, port)
     artifact = Path(model)
     if _is_checkpoint(model):
+        _stop_early()
         artifact = _compiled(model, dtype, max_num_batched_tokens, bound)
     return _run(artifact, options, settings, bound, born)
+
+
+def _stop_early() -> None:
+    while _early:
+        child = _early.pop()
+        child.kill()
+        child.wait()
 
 
 def _run(
@@ -289,8 +307,8 @@ def _run(
 ) -> int:
     from ropeway.serving.process.client import EngineClient  # noqa: PLC0415
 
-    client = EngineClient(artifact, options, settings)
-    client.launch()  # first: what follows is imported while the engine loads
+    client = EngineClient(artifact, options, settings, child=_early.pop() if _early else None)
+    client.launch()
     from ropeway.serving.http.server import run_server  # noqa: PLC0415
 
     return run_server(artifact, client, settings, bound, born)

@@ -6,9 +6,10 @@ fails what it had; with `restart` another one takes its place.
 """
 
 import asyncio
+import logging
 import os
+import subprocess
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from ropeway.serving.process.generation import (
 )
 from ropeway.serving.process.keeper import EngineKeeper, State
 from ropeway.serving.process.link import EngineLink
+from ropeway.serving.process.prestart import ENGINE_COMMAND
 from ropeway.serving.process.protocol import (
     Abort,
     Accepted,
@@ -44,10 +46,11 @@ from ropeway.serving.process.protocol import (
     Rejected,
     Stats,
 )
-from ropeway.serving.process.supervisor import ENGINE_COMMAND
 from ropeway.serving.settings import ServerSettings
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _THREADS = 2  # for tokenizing and templates; the cores are the engine's
 _CONFIRM = 60.0  # seconds that a grammar may take, behind others
@@ -65,9 +68,11 @@ class EngineClient:
         *,
         hang_seconds: float = 120.0,
         command: Sequence[str] = ENGINE_COMMAND,
+        child: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
         """Starts nothing yet. An engine that has work and reports no progress for `hang_seconds`
-        counts as hung (0: never)."""
+        counts as hung (0: never). `child` is what start_interpreter made, where it was called
+        before all this was imported."""
         self.on_request_end: list[Callable[[GenerationRecord], None]] = []
         self._hang_seconds = hang_seconds
         self._queue = Queue(settings.max_queued_requests)
@@ -84,6 +89,7 @@ class EngineClient:
             heard=self._hear,
             lost=self._fail_all,
             command=command,
+            child=child,
         )
 
     # -- life -------------------------------------------------------------------------------
@@ -330,7 +336,7 @@ class EngineClient:
             try:
                 found = generation.push(update, now)
             except Exception as error:  # one request's text mustn't cost another its news
-                traceback.print_exc()
+                _log.exception("the text of request %s", update.request_id)
                 generation.abort()
                 message = f"{type(error).__name__}: {error}"
                 generation.fail(ApiError(500, message, kind="server_error"), now)

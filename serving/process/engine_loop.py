@@ -5,9 +5,8 @@ there is work. Each request that was added hears of its end exactly once, a devi
 included; after failures without a token in between the loop gives up.
 """
 
-import sys
+import logging
 import time
-import traceback
 
 from ropeway.compiler.errors import RequestError, RopewayError, RunError
 from ropeway.runtime.engine.core import EngineCore
@@ -30,6 +29,8 @@ from ropeway.serving.process.protocol import (
     ToEngine,
 )
 from ropeway.serving.process.sockets import Inbox, Outbox
+
+_log = logging.getLogger(__name__)
 
 _FAILURES = 3  # in a row, without a token between them, and the device is given up
 _PROGRESS = 1.0  # seconds without news after which steps are reported
@@ -139,9 +140,8 @@ class EngineLoop:
 
     def _count_failure(self, error: Exception) -> None:
         self._failures += 1
-        if not isinstance(error, RopewayError):
-            traceback.print_exc()
-        print(f"ropeway engine: a step failed: {error}", file=sys.stderr, flush=True)
+        expected = isinstance(error, RopewayError)
+        _log.error("a step failed: %s", error, exc_info=None if expected else error)
         self._tell(self._news.drain())
         if self._failures >= _FAILURES:
             while self._core.has_work:  # their ends

@@ -6,11 +6,11 @@ that stop servers are its parent's affair, which may still have requests to fini
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -33,6 +33,8 @@ from ropeway.serving.process.protocol import (
 )
 from ropeway.serving.process.sockets import Inbox, Outbox
 
+_log = logging.getLogger(__name__)
+
 
 class Load(Protocol):
     """How an engine is loaded: as `load_engine` does."""
@@ -47,9 +49,13 @@ class Load(Protocol):
 def main(load: Load = load_engine) -> int:
     """Run the engine; the exit code."""
     began = time.monotonic()
+    logging.basicConfig(format="ropeway engine: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSetup)
+    told = sys.stdin.buffer.readline()
+    if not told:
+        return 0  # the server ended before it knew what to serve
+    setup = msgspec.json.decode(told, type=EngineSetup)
     die_with_parent(setup.parent, sys.stdin.fileno())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = Outbox(context, setup.outbox)
@@ -59,7 +65,7 @@ def main(load: Load = load_engine) -> int:
         outbox.send(Failed(str(error), isinstance(error, InputError)))
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
+        _log.exception("it ends")
         outbox.send(Failed(f"{type(error).__name__}: {error}"))
         return 1
     finally:

@@ -6,6 +6,7 @@ a death before another engine is thought of.
 
 import asyncio
 import os
+import subprocess
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,10 @@ from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.text.assets import TokenizerAssets
 from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.process.link import EngineLink
+from ropeway.serving.process.prestart import ENGINE_COMMAND
 from ropeway.serving.process.protocol import EngineInfo, Failed, FromEngine, Opened, Ready
 from ropeway.serving.process.sockets import SocketFolder
-from ropeway.serving.process.supervisor import ENGINE_COMMAND, Restarts
+from ropeway.serving.process.supervisor import Restarts
 from ropeway.serving.settings import ServerSettings
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
@@ -42,8 +44,10 @@ class EngineKeeper:
         heard: Callable[[FromEngine], None],
         lost: Callable[[str], None],
         command: Sequence[str] = ENGINE_COMMAND,
+        child: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
-        """Starts nothing yet. The tokenizer is made in `pool`."""
+        """Starts nothing yet. `child` is a first process that waits for its setup; the tokenizer
+        is made in `pool`."""
         self.state: State = "starting"
         self.info: EngineInfo | None = None
         self.tokenizer: Tokenizer | None = None
@@ -56,10 +60,11 @@ class EngineKeeper:
         self._on_heard = heard
         self._on_lost = lost
         self._command = command
+        self._child = child
         self._context: zmq.Context[Any] | None = None
         self._folder: SocketFolder | None = None
         self._assets: TokenizerAssets | None = None
-        self._made_of: TokenizerAssets | None = None  # the tokenizer
+        self._making: asyncio.Future[Tokenizer] | None = None  # of those assets
         self._words: RopewayError | None = None  # with which this engine says that it ends
         self._failure: RopewayError | None = None  # why the last one is gone
         self._restarts = Restarts()
@@ -85,6 +90,7 @@ class EngineKeeper:
 
     def _spawn(self, context: "zmq.Context[Any]", folder: SocketFolder) -> None:
         self._words = None
+        child, self._child = self._child, None
         self.link = EngineLink(
             self._artifact,
             self._options,
@@ -92,6 +98,7 @@ class EngineKeeper:
             folder=folder,
             stream_interval=self._settings.stream_interval,
             command=self._command,
+            child=child,
         )
 
     def attach(self) -> None:
@@ -162,7 +169,7 @@ class EngineKeeper:
         self.last_heard = time.monotonic()
         match message:
             case Opened(_, assets):
-                self._assets = assets
+                self._make_tokenizer(assets)
             case Ready(info):
                 self._start_task(self._become_ready(info))
             case Failed(text, bad_input):
@@ -172,7 +179,7 @@ class EngineKeeper:
 
     async def _become_ready(self, info: EngineInfo) -> None:
         try:
-            await self._make_tokenizer()
+            self.tokenizer = None if self._making is None else await self._making
         except RopewayError as error:
             self._die(error)
             return
@@ -180,13 +187,12 @@ class EngineKeeper:
         if self.state in ("starting", "restarting"):
             self._set_state("ready")
 
-    async def _make_tokenizer(self) -> None:
-        assets = self._assets
-        if assets == self._made_of:
+    def _make_tokenizer(self, assets: TokenizerAssets | None) -> None:
+        """Begin it while the engine still loads; another engine's is mostly the same."""
+        if assets == self._assets:
             return
-        self._made_of = assets
+        self._assets, self._making = assets, None
         if assets is None:
-            self.tokenizer = None
             return
         if self._settings.chat_template is not None:
             settings = msgspec.structs.replace(
@@ -194,7 +200,7 @@ class EngineKeeper:
             )
             assets = msgspec.structs.replace(assets, settings=settings)
         loop = asyncio.get_running_loop()
-        self.tokenizer = await loop.run_in_executor(self._pool, Tokenizer.from_assets, assets)
+        self._making = loop.run_in_executor(self._pool, Tokenizer.from_assets, assets)
 
     # -- how it ends ------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """One engine process and the sockets to it, as the HTTP process holds them."""
 
 import asyncio
+import logging
 import os
-import traceback
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import zmq
 
 from ropeway.runtime.engine_options import EngineOptions
+from ropeway.serving.process.prestart import ENGINE_COMMAND
 from ropeway.serving.process.protocol import EngineSetup, FromEngine, Quit
 from ropeway.serving.process.sockets import Inbox, Outbox, SocketFolder
-from ropeway.serving.process.supervisor import ENGINE_COMMAND, EngineProcess
+from ropeway.serving.process.supervisor import EngineProcess
+
+_log = logging.getLogger(__name__)
 
 # A dead engine's last messages may still be on their way through the kernel.
 _LAST_WORDS = 0.05  # seconds
@@ -30,8 +34,9 @@ class EngineLink:
         folder: SocketFolder,
         stream_interval: float | None,
         command: Sequence[str] = ENGINE_COMMAND,
+        child: "subprocess.Popen[bytes] | None" = None,
     ) -> None:
-        """Starts the process at once. Raises RunError."""
+        """Starts the process at once, unless `child` was. Raises RunError."""
         self._context = context
         self._to_engine = folder.endpoint()
         from_engine = folder.endpoint()
@@ -49,7 +54,7 @@ class EngineLink:
             stream_interval=stream_interval,
         )
         try:
-            self.process = EngineProcess(setup, command)
+            self.process = EngineProcess(setup, command, child)
         except BaseException:
             self._inbox.close()
             raise
@@ -82,7 +87,7 @@ class EngineLink:
             try:
                 self._on_message(message)
             except Exception:  # one message that can't be handled mustn't keep back the others
-                traceback.print_exc()
+                _log.exception("a message of the engine's")
 
     @property
     def outbox(self) -> Outbox:

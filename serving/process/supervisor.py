@@ -9,33 +9,26 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ropeway.compiler.errors import RunError
+from ropeway.serving.process.prestart import ENGINE_COMMAND, start_interpreter
 from ropeway.serving.process.protocol import EngineSetup
-
-# -P: the current folder isn't searched for modules, for it may hold anything.
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "ropeway.serving.process.engine_main")
 
 
 class EngineProcess:
     """One engine process."""
 
-    def __init__(self, setup: EngineSetup, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        """Start it. Raises RunError when the system won't."""
-        try:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is for the server, which ends the engine
-            )
-        except OSError as error:
-            raise RunError(f"the engine's process can't be started: {error}") from error
+    def __init__(
+        self,
+        setup: EngineSetup,
+        command: Sequence[str] = ENGINE_COMMAND,
+        child: "subprocess.Popen[bytes] | None" = None,
+    ) -> None:
+        """Start it, unless `child` was started before. Raises RunError when the system won't."""
+        self._child = child or start_interpreter(command)
         self._exit: int | None = None
         self._watched: tuple[asyncio.AbstractEventLoop, int] | None = None
         try:

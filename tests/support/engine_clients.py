@@ -10,7 +10,7 @@ from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.serving.process.client import EngineClient
 from ropeway.serving.process.generation import Generation, Submission
-from ropeway.serving.process.supervisor import ENGINE_COMMAND
+from ropeway.serving.process.prestart import ENGINE_COMMAND
 from ropeway.serving.settings import ServerSettings
 
 T = TypeVar("T")
