@@ -3,7 +3,6 @@ answers chats.
 """
 
 import functools
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from ropeway.serving.errors import ApiError
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.openai.beam import check_beams
 from ropeway.serving.openai.chat_prompt import ChatPrompt, check_messages, encode_chat
+from ropeway.serving.openai.fields import answer_id
 from ropeway.serving.openai.meaning import refuse_unserved
 from ropeway.serving.openai.messages import ChatRequest
 from ropeway.serving.openai.prompts import needed_tokenizer
@@ -104,7 +104,7 @@ async def prepare_chat(
         raise in_callers_words(error, request) from error
     job = ChatJob(
         request=request,
-        answer_id=f"chatcmpl-{secrets.token_hex(12)}",
+        answer_id=answer_id("chatcmpl", request),
         created=int(time.time()),
         model=model,
         tokenizer=tokenizer,

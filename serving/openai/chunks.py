@@ -37,7 +37,7 @@ class Chunks:
         self._openings: dict[int, bytes] = {}
         self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         self.include_usage = include_usage
-        self.continuous = continuous
+        self.continuous = include_usage and continuous
 
     def chunk(self, index: int, members: bytes, usage: Usage | None = None) -> bytes:
         """A chunk of choice `index`; `members` is the inside of a JSON object. `usage` so far,

@@ -1,13 +1,12 @@
 """POST /v1/completions."""
 
-import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from ropeway.compiler.errors import RequestError
-from ropeway.runtime.sampling.structured import StructuredOutputs
 from ropeway.serving.http.body import json_answer, read_body
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.http.endpoint import Answer
@@ -16,18 +15,19 @@ from ropeway.serving.openai.beam import beam_search, check_beams
 from ropeway.serving.openai.completion_answer import CompletionJob, whole_answer
 from ropeway.serving.openai.completion_stream import stream_completion
 from ropeway.serving.openai.decoding import decode_request
-from ropeway.serving.openai.fields import CompletionRequest
+from ropeway.serving.openai.fields import CompletionRequest, answer_id
 from ropeway.serving.openai.generating import outputs_of
 from ropeway.serving.openai.meaning import refuse_unserved
 from ropeway.serving.openai.prompts import Prompt, read_prompts
 from ropeway.serving.openai.sampling import (
     DEFAULT_MAX_TOKENS,
+    check_choices,
     check_modes,
     draws,
     room_for_answer,
     sampling_params,
 )
-from ropeway.serving.openai.structured import asked_form, check_form, form_field
+from ropeway.serving.openai.structured import asked_form, form_field
 
 if TYPE_CHECKING:
     from ropeway.serving.process.generation import Submission
@@ -46,18 +46,29 @@ async def completions(http: Request, context: ServerContext) -> Answer:
     limit = client.info.max_model_len  # 503 until the engine has said it
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     prompts = [_fitted(one, request, wanted, limit) for one in await read_prompts(request, context)]
-    form = await _checked_form(request, context)
+    check_choices(request, len(prompts))
     job = CompletionJob(
         request=request,
         prompts=prompts,
-        answer_id=f"cmpl-{secrets.token_hex(12)}",
+        answer_id=answer_id("cmpl", request),
         created=int(time.time()),
         model=model,
         tokenizer=client.tokenizer,
         n=request.n or 1,
         scores_only=wanted == 0,
     )
-    submissions = _submissions(job, max(wanted, 1), form)
+    submissions = _submissions(job, max(wanted, 1))
+    try:
+        return await _answer(job, submissions, context)
+    except RequestError as error:
+        raise RequestError(form_field(error.field, request), error.reason) from error
+
+
+async def _answer(
+    job: CompletionJob, submissions: Sequence["Submission"], context: ServerContext
+) -> Answer:
+    """Run the request. Raises RequestError for what only the engine can refuse."""
+    request, client = job.request, context.client
     if request.use_beam_search:
         outputs = [await beam_search(request, one, client, job.tokenizer) for one in submissions]
     elif request.stream:
@@ -70,20 +81,6 @@ async def completions(http: Request, context: ServerContext) -> Answer:
     return json_answer(whole_answer(job, outputs))
 
 
-async def _checked_form(
-    request: CompletionRequest, context: ServerContext
-) -> StructuredOutputs | None:
-    """What the text must look like. Raises RequestError when that can't be compiled."""
-    form = asked_form(request)
-    if form is None:
-        return None
-    try:
-        await context.client.in_thread(check_form, form)
-    except RequestError as error:
-        raise RequestError(form_field(error.field, request), error.reason) from error
-    return form
-
-
 def _fitted(prompt: Prompt, request: CompletionRequest, wanted: int, limit: int) -> Prompt:
     """The prompt, truncated if that is wanted. Raises ApiError 400 when it leaves no room."""
     keep = request.truncate_prompt_tokens
@@ -93,16 +90,14 @@ def _fitted(prompt: Prompt, request: CompletionRequest, wanted: int, limit: int)
     return prompt
 
 
-def _submissions(
-    job: CompletionJob, max_tokens: int, form: StructuredOutputs | None
-) -> list["Submission"]:
+def _submissions(job: CompletionJob, max_tokens: int) -> list["Submission"]:
     from ropeway.serving.process.generation import Submission  # noqa: PLC0415  (see TYPE_CHECKING)
 
     request = job.request
     own: dict[str, Any] = {
         "n": draws(request),
         "max_tokens": max_tokens,
-        "structured_outputs": form,
+        "structured_outputs": asked_form(request),
     }
     if job.scores_only:
         own["n"] = job.n

@@ -4,6 +4,7 @@ Contract: every field of OpenAI's published schema stands in a struct, whether o
 served; `meaning.py` says what becomes of those that can't. None is the default that OpenAI gives.
 """
 
+import secrets
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,11 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
+
+
+def answer_id(prefix: str, request: "GenerationFields") -> str:
+    """The id of an answer: the caller's own, or one that nobody has yet."""
+    return f"{prefix}-{request.request_id or secrets.token_hex(12)}"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +105,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    request_id: str | None = None
+    request_id: Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]{1,128}$")] | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):

@@ -63,7 +63,7 @@ _RENAMED = {
     "messages": "input",
 }
 _MESSAGE = re.compile(r"^messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?")
-_FUNCTION = re.compile(r"^(tools\[\d+\]|tool_choice)\.(?:function|allowed_tools)\b")
+_NESTED = re.compile(r"\.(?:function|allowed_tools|json_schema)(?=\.|\[|$)")  # flat in a response
 
 
 @dataclass(slots=True)
@@ -104,7 +104,8 @@ class Lowered:
             if path in ("input", "instructions"):  # a text, which has no fields
                 return path
             return path + param[message.end() :]
-        param = _FUNCTION.sub(r"\1", param)
+        if param.startswith(("tools", "tool_choice", "response_format")):
+            param = _NESTED.sub("", param)
         head, dot, rest = param.partition(".")
         return _RENAMED.get(head, head) + dot + rest
 

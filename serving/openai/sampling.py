@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.runtime.sampling.params import MAX_CHOICES, SamplingParams
 from ropeway.serving.errors import ApiError
 from ropeway.serving.openai.fields import GenerationFields
 
@@ -66,6 +66,14 @@ def draws(request: GenerationFields) -> int:
     if best_of > n and best_of > MAX_BEST_OF:
         raise ApiError(400, f"best_of: at most {MAX_BEST_OF}", param="best_of")
     return best_of
+
+
+def check_choices(request: GenerationFields, prompts: int) -> None:
+    """Raises ApiError 400 for more choices, of all prompts together, than one request may have."""
+    if draws(request) * prompts > MAX_CHOICES:
+        field = "best_of" if (request.best_of or 0) > (request.n or 1) else "n"
+        why = f"{prompts} prompts come to more than {MAX_CHOICES} choices"
+        raise ApiError(400, f"{field}: {why}", param=field)
 
 
 def room_for_answer(

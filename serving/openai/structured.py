@@ -26,13 +26,6 @@ def asked_form(request: GenerationFields) -> StructuredOutputs | None:
     return request.structured_outputs
 
 
-def check_form(form: StructuredOutputs) -> None:
-    """Whether it can be compiled; slow. Raises RequestError."""
-    from ropeway.runtime.structured.check import check_structured  # noqa: PLC0415  (slow to import)
-
-    check_structured(form)
-
-
 def form_field(field: str, request: GenerationFields) -> str:
     """The field to blame for a form that can't be: where the caller asked for it."""
     if not field.startswith(FIELD) or request.structured_outputs is not None:

@@ -333,8 +333,19 @@ def test_continuous_usage_counts_up(toy: MakeToy) -> None:
     assert {chunk["usage"]["prompt_tokens"] for chunk in streamed.chunks} == {5}
 
 
+def test_the_callers_id(toy: MakeToy) -> None:
+    server = toy()
+    answer = server.whole(PATH, prompt="a", max_tokens=1, request_id="my.id:1")
+    assert answer["id"] == "cmpl-my.id:1"
+    streamed = server.streamed(PATH, prompt="a", max_tokens=1, request_id="my.id:2")
+    assert {chunk["id"] for chunk in streamed.chunks} == {"cmpl-my.id:2"}
+    ids = {server.whole(PATH, prompt="a", max_tokens=1)["id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
 def test_without_options_a_stream_has_no_usage(toy: MakeToy) -> None:
-    for options in ({}, {"stream_options": {}}, {"stream_options": None}):
+    continuous = {"stream_options": {"continuous_usage_stats": True}}
+    for options in ({}, {"stream_options": {}}, {"stream_options": None}, continuous):
         answer = toy().post(PATH, {"prompt": "a", "stream": True, "max_tokens": 2, **options})
         assert b"usage" not in answer.content
         assert answer.content.endswith(b"data: [DONE]\n\n")
