@@ -89,7 +89,8 @@ def bench_serve(
     counts the requests that meet every objective.
 
     Synthetic prompts are random words, of log-normal lengths that average 221 tokens, and 200 for
-    the answers, like ShareGPT's. Each rate has prompts of its own, for the sake of prefix caches.
+    the answers, like ShareGPT's. Each rate has prompts of its own, for the sake of prefix caches; a
+    second call wants another --seed.
 
     A workload file holds one JSON object a line: `prompt` (text or token ids) or `messages`,
     `max_tokens` (128), `extra` (more fields), and `at`, its moment in seconds, on all lines or on

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ropeway.serving.load.summary import Spread, Summary
 
+CACHED = 0.25  # of the prompts: beyond it their cost is mostly that of a run before
 LATE = 20.0  # milliseconds: beyond it the schedule that was asked for isn't what the server met
 
 _COUNTS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
@@ -104,6 +105,11 @@ def _remarks(summary: Summary) -> list[str]:
         lines.append(
             f"{where}: {summary.uncounted} answers came without usage: their chunks are counted as "
             "tokens"
+        )
+    if summary.cached_tokens > CACHED * summary.prompt_tokens:
+        lines.append(
+            f"{where}: {summary.cached_tokens} of {summary.prompt_tokens} prompt tokens were in "
+            "the server's cache: another --seed draws prompts that it hasn't met"
         )
     if rate != "inf" and summary.lateness_ms and summary.lateness_ms.p99 > LATE:
         lines.append(

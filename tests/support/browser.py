@@ -16,7 +16,7 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE = 30.0  # seconds, for anything
+PATIENCE = 90.0  # seconds, for anything
 
 
 def find_chromium() -> str | None:
@@ -139,7 +139,8 @@ def browser_page(chromium: str) -> Iterator[Page]:
     with (Path(profile) / "stderr").open("wb") as log:
         process = subprocess.Popen([chromium, *options, "about:blank"], stderr=log, stdout=log)
     try:
-        with connect(_socket_url(process, Path(profile)), max_size=None, proxy=None) as socket:
+        url = _socket_url(process, Path(profile))
+        with connect(url, max_size=None, ping_interval=None, proxy=None) as socket:
             yield Page(socket)
     finally:
         process.terminate()

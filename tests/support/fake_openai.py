@@ -16,8 +16,8 @@ HEAD = (
 HANG_UP = None
 """In a script: close the connection."""
 
-Script = list[tuple[float, bytes | None]]
-"""Seconds to wait, then bytes to send."""
+Script = list[tuple[float | Callable[[], bool], bytes | None]]
+"""Seconds to wait, or what must have come true, and then bytes to send."""
 
 
 def framed(text: bytes) -> bytes:
@@ -46,8 +46,10 @@ def usage_chunk(prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
     return {"id": "cmpl-1", "choices": [], "usage": usage}
 
 
-def stream(first: float, gaps: list[float], prompt: int = 7, cached: int = 0) -> Script:
-    """An answer whose first text comes after `first` seconds, and the others after `gaps`."""
+def stream(
+    first: float | Callable[[], bool], gaps: list[float], prompt: int = 7, cached: int = 0
+) -> Script:
+    """An answer whose first text comes after `first`, and the others after `gaps`, in seconds."""
     script: Script = [(0.0, HEAD)]
     script += [(wait, framed(event(text_chunk("word ")))) for wait in (first, *gaps)]
     last = event(text_chunk("", "length")) + event(usage_chunk(prompt, len(gaps) + 1, cached))
@@ -93,7 +95,10 @@ class FakeServer:
             while (asked := await _read(reader)) is not None:
                 self.asked.append(asked)
                 for wait, data in self._script(asked):
-                    if wait:
+                    if callable(wait):
+                        while not wait():
+                            await asyncio.sleep(0.005)
+                    elif wait:
                         await asyncio.sleep(wait)
                     if data is HANG_UP:
                         return
