@@ -311,7 +311,7 @@ def _run(
     client.launch()
     from ropeway.serving.http.server import run_server  # noqa: PLC0415
 
-    return run_server(artifact, client, settings, bound, born)
+    return run_server(client, settings, bound, born)
 
 
 def _is_checkpoint(model: str) -> bool:

@@ -21,8 +21,12 @@ class ServerContext:
     settings: ServerSettings
     metrics: "Metrics"
     log: "Log"
-    model_names: tuple[str, ...]
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may call the model. Raises ApiError 503 while that isn't known yet."""
+        return self.settings.served_model_name or (self.client.info.model,)
 
     @property
     def model_name(self) -> str:

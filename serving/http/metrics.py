@@ -31,6 +31,7 @@ _NEXT_TOKEN = (
     40.0, 80.0,
 )
 # fmt: on
+_TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
 
 
 class Histogram:
@@ -78,8 +79,7 @@ def _bound_text(bound: float) -> str:
 class Metrics:
     """What the HTTP process counts itself."""
 
-    def __init__(self, max_model_len: int) -> None:
-        tokens = _one_two_five(max_model_len)
+    def __init__(self) -> None:
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
         )
@@ -94,9 +94,9 @@ class Metrics:
         self.whole = Histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the end.", _LATENCIES
         )
-        self.prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", tokens)
+        self.prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens a request.", _TOKENS)
         self.generation = Histogram(
-            "vllm:request_generation_tokens", "Output tokens a request.", tokens
+            "vllm:request_generation_tokens", "Output tokens a request.", _TOKENS
         )
         self.finished: Counter[str] = Counter()
 
@@ -119,9 +119,3 @@ class Metrics:
         """All of them."""
         first = (self.first_token, self.next_token, self.per_token, self.whole)
         return (*first, self.prompt, self.generation)
-
-
-def _one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50... up to `limit`."""
-    steps = (mantissa * 10**exponent for exponent in range(12) for mantissa in (1, 2, 5))
-    return [step for step in steps if step <= limit] or [1]

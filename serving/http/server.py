@@ -14,14 +14,11 @@ import sys
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
 
-from ropeway.compiler.artifact.manifest import ModelInfo
-from ropeway.compiler.artifact.reader import read_manifest
 from ropeway.serving.http.app import build_app
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.http.limits import limited
@@ -170,13 +167,9 @@ class HttpServer:
 
 
 def run_server(
-    artifact: Path,
-    client: "EngineClient",
-    settings: ServerSettings,
-    bound: socket.socket,
-    born: float,
+    client: "EngineClient", settings: ServerSettings, bound: socket.socket, born: float
 ) -> int:
-    """Serve `artifact` with a launched engine until a signal; returns the exit code.
+    """Serve with a launched engine until a signal; returns the exit code.
 
     Raises RopewayError when it can't be served.
     """
@@ -184,25 +177,17 @@ def run_server(
     async def serve() -> int:
         try:
             chat_format(settings, None)  # refuses a parser that doesn't exist
-            context = _context(read_manifest(artifact).model, client, settings)
-            return await HttpServer(context, bound, born).run()
+            metrics = Metrics()
+            client.on_request_end.append(metrics.count)
+            log = Log(as_json=settings.log_json)
+            return await HttpServer(
+                ServerContext(client, settings, metrics, log), bound, born
+            ).run()
         finally:
             await client.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
-
-
-def _context(model: ModelInfo, client: "EngineClient", settings: ServerSettings) -> ServerContext:
-    metrics = Metrics(model.max_model_len)
-    client.on_request_end.append(metrics.count)
-    return ServerContext(
-        client=client,
-        settings=settings,
-        metrics=metrics,
-        log=Log(as_json=settings.log_json),
-        model_names=settings.served_model_name or (model.name,),
-    )
 
 
 async def _first(*things: Awaitable[Any]) -> "asyncio.Future[Any]":

@@ -35,7 +35,7 @@ class HttpApp:
     def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
         self.log = io.StringIO()
         client: Any = NoEngine()
-        self.context = ServerContext(client, settings, Metrics(64), Log(stream=self.log), ("fake",))
+        self.context = ServerContext(client, settings, Metrics(), Log(stream=self.log))
         config = uvicorn.Config(
             build_app(self.context, endpoints),
             port=0,

@@ -147,10 +147,9 @@ async def toy_http(
     """An HTTP client of the endpoints."""
     context = ServerContext(
         client=client,  # type: ignore[arg-type]
-        settings=ServerSettings(**settings),
+        settings=ServerSettings(served_model_name=(MODEL,), **settings),
         metrics=None,  # type: ignore[arg-type]
         log=Log(),
-        model_names=(MODEL,),
     )
     transport = httpx.ASGITransport(build_app(context, endpoints))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy/v1") as http:
