@@ -21,6 +21,8 @@ def start_interpreter(command: Sequence[str] = ENGINE_COMMAND) -> "subprocess.Po
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            # Without a stderr of ours, number 2 may be any file by now.
+            stderr=subprocess.DEVNULL if sys.stderr is None else None,
             start_new_session=True,  # a Ctrl-C is for the server, which ends the engine
         )
     except OSError as error:

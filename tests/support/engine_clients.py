@@ -24,6 +24,7 @@ def with_client(
     settings: ServerSettings | None = None,
     command: Sequence[str] = ENGINE_COMMAND,
     hang_seconds: float = 120.0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     **options: Any,
 ) -> T:
     """What `work` returns, given a client that is ready."""
@@ -43,7 +44,8 @@ def with_client(
         finally:
             await client.close()
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(run())
 
 
 async def submit(

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from support import faulty_engine
 from support.engine_clients import READY, stats_when, submit, with_client
 from support.server import is_running, wait_until
@@ -64,7 +65,10 @@ async def endless(client: EngineClient, *, streaming: bool = True) -> Generation
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_killed_engine_ends_every_request_at_once(tiny_artifact: Path, restart: bool) -> None:
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_killed_engine_ends_every_request_at_once(
+    tiny_artifact: Path, restart: bool, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     async def work(client: EngineClient) -> None:
         streamed = await submit(client, [*faulty_engine.SLOW, *PROMPT], max_tokens=400)
         whole = await submit(client, PROMPT, max_tokens=400, ignore_eos=True, streaming=False)
@@ -97,8 +101,13 @@ def test_a_killed_engine_ends_every_request_at_once(tiny_artifact: Path, restart
         output = await (await submit(client, PROMPT, max_tokens=5, ignore_eos=True)).output()
         assert len(output.outputs[0].token_ids) == 5
 
-    settings = ServerSettings(restart=restart)
-    with_client(tiny_artifact, work, settings=settings, command=faulty_engine.command())
+    with_client(
+        tiny_artifact,
+        work,
+        settings=ServerSettings(restart=restart),
+        command=faulty_engine.command(),
+        loop_factory=factory,
+    )
 
 
 @pytest.mark.parametrize("moment", ["loading", "ready"])
@@ -221,6 +230,7 @@ def test_a_device_that_only_fails_is_given_up_and_replaced(tiny_artifact: Path) 
 def test_an_engine_that_dies_again_and_again_is_given_up(tiny_artifact: Path) -> None:
     async def work(client: EngineClient) -> None:
         deaths = 0
+        files = len(os.listdir("/proc/self/fd"))
         while client.state != "dead":
             generation = await submit(client, [*faulty_engine.DIE])
             with pytest.raises(EngineGone):
@@ -229,6 +239,7 @@ def test_an_engine_that_dies_again_and_again_is_given_up(tiny_artifact: Path) ->
             if client.state == "restarting":
                 await client.wait_ready(READY)
         assert deaths == 6
+        assert len(os.listdir("/proc/self/fd")) <= files
         assert "died more than 5 times" in (client.trouble or "")
 
     with_client(tiny_artifact, work, settings=AGAIN, command=faulty_engine.command())

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from support.engine_clients import submit, with_client
 from support.tiny_checkpoint import byte_prompt
 
@@ -71,7 +73,12 @@ def test_outputs_equal_the_offline_ones(tiny_artifact: Path, overlap: bool) -> N
 
 
 @pytest.mark.parametrize("interval", [None, 0.0, 0.05])
-def test_streams_add_up_to_the_output(tiny_artifact: Path, interval: float | None) -> None:
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_streams_add_up_to_the_output(
+    tiny_artifact: Path,
+    interval: float | None,
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     async def read(generation: Generation) -> list[CompletionDelta]:
         deltas: list[CompletionDelta] = []
         while news := await generation.news():
@@ -100,7 +107,7 @@ def test_streams_add_up_to_the_output(tiny_artifact: Path, interval: float | Non
         return outputs
 
     settings = ServerSettings(stream_interval=interval)
-    found = with_client(tiny_artifact, work, settings=settings, seed=11)
+    found = with_client(tiny_artifact, work, settings=settings, seed=11, loop_factory=factory)
     same(found, offline(tiny_artifact, seed=11))
 
 
