@@ -23,7 +23,7 @@ SOURCES := $(shell find compiler passes models runtime -name '*.py')
 KERNELS := $(wildcard runtime/kernels/*.cpp runtime/kernels/*.h)
 PACKAGES := compiler models passes runtime serving
 
-.PHONY: help demo test check format bench bench-peers setup corpus clean
+.PHONY: help demo test check format bench bench-peers bench-server setup corpus clean
 
 help:
 	@echo "make demo    compile SmolLM2-135M and ask it a question (QUESTION='...')"
@@ -31,6 +31,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make bench   speed on the project's workload, as JSON (THREADS=$(THREADS))"
 	@echo "make bench-peers   the same beside other engines, each in an environment of its own (PEERS='--help')"
+	@echo "make bench-server   our server under load, beside vLLM's and the engine alone (SERVERS='--help')"
 	@echo "make setup   only set up .venv; then: $(BIN)/ropeway --help"
 
 setup: $(SETUP)
@@ -95,6 +96,11 @@ bench: $(DEMO)
 PEERS ?=
 bench-peers: $(DEMO)
 	@PYTHONPATH=tests/benchmarks $(BIN)/python -m peers --threads $(THREADS) $(PEERS)
+
+# Our server beside vLLM's and beside LLM.generate, in turns: SERVERS='--rounds 5 --no-vllm'.
+SERVERS ?=
+bench-server: $(DEMO)
+	@PYTHONPATH=tests/benchmarks $(BIN)/python -m servers --threads $(THREADS) $(SERVERS)
 
 # Only for a new artifact format: released entries stay as they are.
 corpus: $(SETUP)

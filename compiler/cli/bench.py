@@ -69,6 +69,8 @@ def bench(
 ) -> None:
     """Measure speed, and what fraction of the machine's bound it reaches.
 
+    `ropeway bench serve` puts load on a server instead: see its own --help.
+
     The suite times decode, prefill and batches on a fixed workload; prefix caching is off, nothing
     is reused between samples. --load runs 64 requests whose prompts arrive while others decode, and
     says how long these wait for a token in comparison with a step full of prompt tokens

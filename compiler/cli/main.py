@@ -24,11 +24,15 @@ from ropeway.compiler.version import VERSION
 
 @dataclass(frozen=True)
 class Command:
-    """A sub command: where its function is, and the line about it in the overview."""
+    """A sub command: where its function is, and the line about it in the overview.
+
+    `panels`: it has so many options that its help shows them in groups (their rich_help_panel).
+    """
 
     module: str
     function: str
     summary: str
+    panels: bool = False
 
 
 COMMANDS = {
@@ -36,7 +40,7 @@ COMMANDS = {
     "inspect": Command("inspect", "inspect", "Show what an artifact holds and what it needs."),
     "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
     "chat": Command("chat", "chat", "Talk to an artifact."),
-    "serve": Command("serve", "serve", "Serve a model to OpenAI clients."),
+    "serve": Command("serve", "serve", "Serve a model to OpenAI clients.", panels=True),
     "opt": Command("opt", "opt", "Run passes on IR text."),
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
     "bench serve": Command("bench_serve", "bench_serve", "Put load on an OpenAI server."),
@@ -125,10 +129,10 @@ def _invoke(app: typer.Typer, arguments: list[str], label: str) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _new_app() -> typer.Typer:
+def _new_app(panels: bool = False) -> typer.Typer:
     return typer.Typer(
         add_completion=False,
-        rich_markup_mode=None,
+        rich_markup_mode="rich" if panels else None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -140,7 +144,7 @@ def _build(name: str) -> typer.Typer:
     module = importlib.import_module(f"ropeway.compiler.cli.{entry.module}")
     function = getattr(module, entry.function)
     text = inspect.cleandoc(function.__doc__ or "").replace("Example: ", "\b\nExample:\n  ")
-    app = _new_app()
+    app = _new_app(entry.panels)
     app.command(name, help=text)(function)
     return app
 

@@ -15,13 +15,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from ropeway.compiler.artifact.manifest import MANIFEST, SEAL
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.engine_options import EngineOptions
 from ropeway.serving.settings import ServerSettings
 
 _ADDRESS, _ACCESS = "Address", "Access and limits"
-_ENGINE, _ANSWERS, _LIFE = "Engine", "Requests and answers", "Life and logs"
+_ENGINE, _ANSWERS, _TUNING, _LIFE = "Engine", "Requests and answers", "Tuning", "Life and logs"
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -36,14 +35,21 @@ def serve(
     ],
     *,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0: all.", rich_help_panel=_ADDRESS)
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen at; 0.0.0.0: all.", rich_help_panel=_ADDRESS
+        ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="0: a free one.", rich_help_panel=_ADDRESS)
+        int,
+        typer.Option(
+            metavar="N", min=0, max=65535, help="0: a free one.", rich_help_panel=_ADDRESS
+        ),
     ] = 8000,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help="What requests call the model; may be repeated. Default: its own name.",
             rich_help_panel=_ADDRESS,
         ),
@@ -51,6 +57,7 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="KEY",
             envvar="ROPEWAY_API_KEY",
             help="A key that requests must bring; may be repeated. Others can see it in the list "
             "of processes: the variable or a file is safer.",
@@ -58,11 +65,13 @@ def serve(
         ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="A file of keys, one a line.", rich_help_panel=_ACCESS)
+        Path | None,
+        typer.Option(metavar="FILE", help="A file of keys, one a line.", rich_help_panel=_ACCESS),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="ORIGIN",
             help="A web site that may call from a browser, or *; may be repeated.",
             rich_help_panel=_ACCESS,
         ),
@@ -72,26 +81,38 @@ def serve(
     ] = "32MiB",
     max_queued_requests: Annotated[
         int,
-        typer.Option(min=0, help="Beyond those that run; more get a 429.", rich_help_panel=_ACCESS),
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Beyond those that run; more get a 429.",
+            rich_help_panel=_ACCESS,
+        ),
     ] = 512,
     request_timeout: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds that a request may take; 0: any.", rich_help_panel=_ACCESS
+            metavar="SECONDS",
+            min=0,
+            help="Seconds that a request may take; 0: any.",
+            rich_help_panel=_ACCESS,
         ),
     ] = 0.0,
     threads: Annotated[
-        int | None, typer.Option(help="Threads; default: all cores.", rich_help_panel=_ENGINE)
+        int | None,
+        typer.Option(metavar="N", help="Threads; default: all cores.", rich_help_panel=_ENGINE),
     ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option(min=1, help="Most sequences at once.", rich_help_panel=_ENGINE)
+        int,
+        typer.Option(metavar="N", min=1, help="Most sequences at once.", rich_help_panel=_ENGINE),
     ] = 256,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens in one step.", rich_help_panel=_ENGINE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most tokens in one step.", rich_help_panel=_ENGINE),
     ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             help="Most tokens, prompt and output; default: what the model was compiled for.",
             rich_help_panel=_ENGINE,
@@ -106,23 +127,20 @@ def serve(
             rich_help_panel=_ENGINE,
         ),
     ] = None,
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Reuse what prompts share.", rich_help_panel=_ENGINE)
-    ] = True,
-    seed: Annotated[
-        int, typer.Option(help="For requests that bring none.", rich_help_panel=_ENGINE)
-    ] = 0,
-    overlap: Annotated[
-        bool | None,
+    no_enable_prefix_caching: Annotated[
+        bool,
         typer.Option(
-            "--overlap/--no-overlap",
-            help="Prepare a step while another runs; default: where a core is free.",
+            "--no-enable-prefix-caching",
+            metavar=" ",
+            help="Don't reuse what prompts share.",
             rich_help_panel=_ENGINE,
         ),
-    ] = None,
+    ] = False,
     dtype: Annotated[
         str,
-        typer.Option(help="Of a model that is compiled first.", rich_help_panel=_ENGINE),
+        typer.Option(
+            metavar="NAME", help="Of a model that is compiled first.", rich_help_panel=_ENGINE
+        ),
     ] = "bfloat16",
     unknown_fields: Annotated[
         Literal["refuse", "warn"],
@@ -140,6 +158,7 @@ def serve(
     tool_call_parser: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
             help="How the model writes tool calls: auto, none, hermes, llama3_json or mistral.",
             rich_help_panel=_ANSWERS,
         ),
@@ -147,48 +166,76 @@ def serve(
     reasoning_parser: Annotated[
         str,
         typer.Option(
-            help="How the model marks its thinking: auto, none or think.", rich_help_panel=_ANSWERS
+            metavar="NAME",
+            help="How the model marks its thinking: auto, none or think.",
+            rich_help_panel=_ANSWERS,
         ),
     ] = "auto",
     allow_special_tokens: Annotated[
         bool,
         typer.Option(
             "--allow-special-tokens",
+            metavar=" ",
             help="Texts of special tokens in messages are those tokens.",
             rich_help_panel=_ANSWERS,
         ),
     ] = False,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            metavar=" ",
+            help="Prepare a step while another runs; default: where a core is free.",
+            rich_help_panel=_TUNING,
+        ),
+    ] = None,
     stream_interval: Annotated[
         float | None,
         typer.Option(
+            metavar="SECONDS",
             min=0,
             help="Least seconds between chunks of a stream; default: by load.",
-            rich_help_panel=_ANSWERS,
+            rich_help_panel=_TUNING,
         ),
     ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", help="For requests that bring none.", rich_help_panel=_TUNING),
+    ] = 0,
     drain_timeout: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds that requests may finish in at the end.", rich_help_panel=_LIFE
+            metavar="SECONDS",
+            min=0,
+            help="Seconds that requests may finish in at the end.",
+            rich_help_panel=_LIFE,
         ),
     ] = 30.0,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Start another engine when it dies.", rich_help_panel=_LIFE),
+        typer.Option(
+            "--restart",
+            metavar=" ",
+            help="Start another engine when it dies.",
+            rich_help_panel=_LIFE,
+        ),
     ] = False,
     log_requests: Annotated[
-        bool, typer.Option("--log-requests", help="A line a request.", rich_help_panel=_LIFE)
+        bool,
+        typer.Option(
+            "--log-requests", metavar=" ", help="A line a request.", rich_help_panel=_LIFE
+        ),
     ] = False,
     log_format: Annotated[
         Literal["text", "json"], typer.Option(help="Lines of text or JSON.", rich_help_panel=_LIFE)
     ] = "text",
 ) -> int:
-    """Serve a model to OpenAI clients until SIGTERM or Ctrl-C, which let requests finish; a second
-    one doesn't.
+    """Serve a model to OpenAI clients. SIGTERM and Ctrl-C let open requests finish; a second one
+    ends everything at once.
 
     Example: ropeway serve smollm2.rope
 
-    Example: ropeway serve SmolLM2-135M-Instruct.Q4_1.gguf --port 9000 --max-model-len 2048
+    Example: ropeway serve SmolLM2-135M-Instruct.Q4_1.gguf --max-model-len 2048
 
     Example: ROPEWAY_API_KEY=secret ropeway serve smollm2.rope --host 0.0.0.0 --restart
     """
@@ -222,12 +269,15 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         kv_cache_memory=kv_bytes,
-        enable_prefix_caching=enable_prefix_caching,
+        enable_prefix_caching=not no_enable_prefix_caching,
         seed=seed,
         overlap=overlap,
     )
     bound = _bind(host, port)
-    return _run(_artifact(model, dtype, options, bound), options, settings, bound, born)
+    artifact = Path(model)
+    if _is_checkpoint(model):
+        artifact = _compiled(model, dtype, max_num_batched_tokens, bound)
+    return _run(artifact, options, settings, bound, born)
 
 
 def _run(
@@ -246,22 +296,28 @@ def _run(
     return run_server(artifact, client, settings, bound, born)
 
 
-def _artifact(model: str, dtype: str, options: EngineOptions, bound: socket.socket) -> Path:
-    """`model` if it is an artifact; else what it was compiled to. Compiling ends in running the
-    same command again, with nothing of the compiler in memory."""
+def _is_checkpoint(model: str) -> bool:
+    """Whether `model` must be compiled first. What is neither is left to the reader of artifacts,
+    which says what it is."""
     path = Path(model)
-    if path.suffix == ".rope" or os.path.lexists(path / SEAL) or os.path.lexists(path / MANIFEST):
-        return path
+    if path.is_dir():
+        return (path / "config.json").exists()
+    return path.suffix != ".rope"
+
+
+def _compiled(model: str, dtype: str, budget: int | None, bound: socket.socket) -> Path:
+    """The artifact of a checkpoint. Compiling it ends in running the same command again, with
+    nothing of the compiler in memory."""
     from ropeway.compiler.cli.compile_cache import cached_artifact  # noqa: PLC0415
     from ropeway.compiler.driver.options import (  # noqa: PLC0415
         MAX_NUM_BATCHED_TOKENS,
         check_options,
     )
 
-    budget = max(options.max_num_batched_tokens or 0, MAX_NUM_BATCHED_TOKENS)
     began = time.monotonic()
-    artifact, compiled = cached_artifact(model, check_options("cpu", dtype, None, None, budget))
-    if compiled:
+    tokens = max(budget or 0, MAX_NUM_BATCHED_TOKENS)
+    artifact, now = cached_artifact(model, check_options("cpu", dtype, None, None, tokens))
+    if now:
         seconds = time.monotonic() - began
         print(f"{model}: compiled in {seconds:.1f} s, kept as {artifact}", file=sys.stderr)
         bound.close()

@@ -102,9 +102,5 @@ async def _receive(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is larger than {limit} bytes",
-        code="body_too_large",
-        headers={"Connection": "close"},
-    )
+    # The connection stays: closing it while the client still writes could lose the answer.
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")

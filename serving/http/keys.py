@@ -27,7 +27,7 @@ class KeyCheck:
             401,
             "a valid API key is needed: send it as Authorization: Bearer KEY",
             code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+            headers={"WWW-Authenticate": "Bearer"},
         )
         await error_answer(error, new_request_id())(scope, receive, send)
 

@@ -13,6 +13,7 @@ from ropeway.serving.errors import ApiError
 
 HEADER_SECONDS = 30.0  # from a request's first byte to the end of its headers
 _MAX_PIPELINED = 16
+_MAX_IGNORED = 256 << 20
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -22,6 +23,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _in_headers = True  # of the next request, from its first byte on
     _received = 0  # bytes since then
+    _ignored = 0  # bytes of bodies whose requests have been answered already
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,7 +70,12 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """See httptools. A body that nobody wanted is read to its end, so that the client sees why;
+        within limits."""
+        if self.cycle.response_complete:
+            self._ignored += len(body)
+            if self._ignored > _MAX_IGNORED:
+                self.transport.close()
         if not self.transport.is_closing():
             super().on_body(body)
 

@@ -43,6 +43,16 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self._sum
+
     def add(self, value: float) -> None:
         """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1

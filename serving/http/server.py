@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
+from ropeway.compiler.artifact.manifest import ModelInfo
 from ropeway.compiler.artifact.reader import read_manifest
 from ropeway.serving.http.app import build_app
 from ropeway.serving.http.context import ServerContext
@@ -27,6 +28,7 @@ from ropeway.serving.http.limits import limited
 from ropeway.serving.http.log import Log, LogHandler
 from ropeway.serving.http.metrics import Metrics
 from ropeway.serving.http.routes import all_endpoints
+from ropeway.serving.parsing.choose import chat_format
 from ropeway.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -178,22 +180,29 @@ def run_server(
 
     Raises RopewayError when it can't be served.
     """
-    model = read_manifest(artifact).model
+
+    async def serve() -> int:
+        try:
+            chat_format(settings, None)  # refuses a parser that doesn't exist
+            context = _context(read_manifest(artifact).model, client, settings)
+            return await HttpServer(context, bound, born).run()
+        finally:
+            await client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
+
+
+def _context(model: ModelInfo, client: "EngineClient", settings: ServerSettings) -> ServerContext:
     metrics = Metrics(model.max_model_len)
     client.on_request_end.append(metrics.count)
-    context = ServerContext(
+    return ServerContext(
         client=client,
         settings=settings,
         metrics=metrics,
         log=Log(as_json=settings.log_json),
         model_names=settings.served_model_name or (model.name,),
     )
-
-    async def serve() -> int:
-        return await HttpServer(context, bound, born).run()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve())
 
 
 async def _first(*things: Awaitable[Any]) -> "asyncio.Future[Any]":

@@ -15,8 +15,8 @@ from ropeway.serving.load.answer import Answer, Outcome
 from ropeway.serving.load.connection import Connection, Pool
 
 INTERRUPTED = "interrupted"
-Progress = Callable[[int, int, int], None]
-"""(open, failed, ended)."""
+Progress = Callable[[int, int], None]
+"""(ended, failed among them)."""
 
 _REPORT = 0.25  # seconds between two calls of Progress
 
@@ -53,7 +53,7 @@ class Load:
         *,
         max_concurrency: int | None = None,
         timeout: float = 600.0,
-        progress: Progress = lambda now_open, failed, ended: None,
+        progress: Progress = lambda ended, failed: None,
     ) -> None:
         self._pool = pool
         self._requests = requests
@@ -163,5 +163,5 @@ class Load:
     async def _report(self) -> None:
         while True:
             state = self._state
-            self._progress(state.open, state.failed, state.ended)
+            self._progress(state.ended, state.failed)
             await asyncio.sleep(_REPORT)

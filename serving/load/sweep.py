@@ -3,10 +3,11 @@
 import asyncio
 import resource
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import uvloop
 
 from ropeway.compiler.errors import RunError
 from ropeway.serving.load.arrivals import arrivals
@@ -43,7 +44,7 @@ class Sweep:
         Raises RunError when a warm-up request fails: the others would too.
         """
         _allow_many_connections()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(self._run(update))
 
     async def _run(self, update: Update) -> tuple[list[Summary], bool]:
@@ -88,9 +89,8 @@ class Sweep:
     ) -> Summary:
         asks = self.workload.asks(turn)
 
-        def progress(now_open: int, failed: int, ended: int) -> None:
-            errors = f", {failed} failed" if failed else ""
-            update(f"rate {rate:g}: {now_open} open{errors}", ended, len(asks))
+        def progress(ended: int, failed: int) -> None:
+            update(f"rate {rate:g}{', some failed' if failed else ''}", ended, len(asks))
 
         given = [ask.at for ask in asks if ask.at is not None]
         load = Load(
@@ -111,11 +111,3 @@ def _allow_many_connections() -> None:
     """An open loop holds a socket for each request that isn't answered yet."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # noqa: PLC0415  (not to be had everywhere)
-
-    return uvloop.new_event_loop

@@ -12,6 +12,7 @@ from ropeway.compiler.errors import RequestError
 from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.errors import ApiError
 from ropeway.serving.http.context import ServerContext
+from ropeway.serving.openai.beam import check_beams
 from ropeway.serving.openai.chat_prompt import ChatPrompt, check_messages, encode_chat
 from ropeway.serving.openai.meaning import refuse_unserved
 from ropeway.serving.openai.messages import ChatRequest
@@ -21,8 +22,8 @@ from ropeway.serving.openai.sampling import (
     draws,
     room_for_answer,
     sampling_params,
-    structured_outputs,
 )
+from ropeway.serving.openai.structured import asked_form, form_field
 from ropeway.serving.parsing.choose import ChatFormat, chat_format, make_parser
 from ropeway.serving.parsing.constrain import constraint
 from ropeway.serving.parsing.pieces import OutputParser
@@ -30,7 +31,7 @@ from ropeway.serving.parsing.tools import ToolUse, tool_use
 
 if TYPE_CHECKING:
     from ropeway.runtime.sampling.params import SamplingParams
-    from ropeway.serving.process.generation import Generation
+    from ropeway.serving.process.generation import Generation, Submission
 
 _format = functools.lru_cache(maxsize=4)(chat_format)  # the same for all of a server's requests
 
@@ -74,12 +75,12 @@ class ChatJob:
         return reason
 
 
-async def start_chat(
-    request: ChatRequest, context: ServerContext, *, streaming: bool
-) -> tuple[ChatJob, "Generation"]:
-    """Check a chat request, render it in a thread and submit it.
+async def prepare_chat(
+    request: ChatRequest, context: ServerContext
+) -> tuple[ChatJob, "Submission"]:
+    """Check a chat request and render it in a thread.
 
-    Raises ApiError or RequestError, with the path of what is wrong, before anything runs.
+    Raises ApiError or RequestError, with the path of what is wrong.
     """
     from ropeway.serving.process.generation import Submission  # noqa: PLC0415  (see TYPE_CHECKING)
 
@@ -89,31 +90,18 @@ async def start_chat(
     use = tool_use(request)
     limit = client.info.max_model_len  # 503 until the engine has said it
     tokenizer = needed_tokenizer(context, "messages")
-    template = settings.chat_template or tokenizer.settings.chat_template
-    form = _format(settings, template)
+    form = _format(settings, settings.chat_template or tokenizer.settings.chat_template)
 
-    def prepare() -> tuple[ChatPrompt, "SamplingParams"]:
-        prompt = encode_chat(
-            request,
-            form,
-            use,
-            tokenizer,
-            allow_special_tokens=settings.allow_special_tokens,
-        )
+    def render() -> tuple[ChatPrompt, "SamplingParams"]:
+        special = settings.allow_special_tokens
+        prompt = encode_chat(request, form, use, tokenizer, allow_special_tokens=special)
         prompt = _fitted(prompt, request, limit)
         return prompt, _params(request, form, use, tokenizer, prompt, limit=limit)
 
-    prompt, params = await client.in_thread(prepare)
-    submission = Submission(
-        prompt_ids=prompt.ids,
-        params=params,
-        priority=request.priority or 0,
-        salt=request.cache_salt or "",
-    )
     try:
-        [generation] = await client.submit([submission], streaming=streaming)
+        prompt, params = await client.in_thread(render)
     except RequestError as error:
-        raise _in_callers_words(error, request) from error
+        raise in_callers_words(error, request) from error
     job = ChatJob(
         request=request,
         answer_id=f"chatcmpl-{secrets.token_hex(12)}",
@@ -125,6 +113,19 @@ async def start_chat(
         prompt=prompt,
         n=request.n or 1,
     )
+    priority, salt = request.priority or 0, request.cache_salt or ""
+    return job, Submission(prompt.ids, params, priority=priority, salt=salt)
+
+
+async def start_chat(
+    request: ChatRequest, context: ServerContext, *, streaming: bool
+) -> tuple[ChatJob, "Generation"]:
+    """`prepare_chat`, and submit the request. Raises likewise, before anything runs."""
+    job, submission = await prepare_chat(request, context)
+    try:
+        [generation] = await context.client.submit([submission], streaming=streaming)
+    except RequestError as error:
+        raise in_callers_words(error, request) from error
     return job, generation
 
 
@@ -132,6 +133,8 @@ def _check(request: ChatRequest) -> None:
     """What can be said without the model."""
     refuse_unserved(request)
     check_modes(request)
+    if request.use_beam_search:
+        check_beams(request)
     check_messages(request.messages)
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(request, name) == 0:
@@ -197,24 +200,22 @@ def _params(
         own["logprobs"] = request.top_logprobs or 0
     elif drawn > (request.n or 1):
         own["logprobs"] = 0  # to tell the best
-    forced = constraint(form, use, tokenizer, prompt.end)
-    if forced is not None:
-        if structured_outputs(request) is not None:
-            raise RequestError("tool_choice", "contradicts response_format: the answer is a call")
-        own["structured_outputs"] = forced
-    if form.needs_special_tokens(use):
+    form_of_text = constraint(form, use, tokenizer, prompt.end, asked_form(request))
+    if form_of_text is not None:
+        if request.use_beam_search:
+            raise RequestError("tool_choice", "not with use_beam_search, but auto or none")
+        own["structured_outputs"] = form_of_text
+    if form.needs_special_tokens(use, tokenizer):
         own["skip_special_tokens"] = False
     return sampling_params(request, **own)
 
 
-def _in_callers_words(error: RequestError, request: ChatRequest) -> RequestError:
+def in_callers_words(error: RequestError, request: ChatRequest) -> RequestError:
     """The engine's names of fields as a chat's caller knows them."""
     names = {
         "prompt": "messages",
         "max_tokens": _limit_name(request),
         "logprobs": "top_logprobs",
     }
-    field = names.get(error.field)
-    if field is None:
-        return error
-    return RequestError(field, str(error).removeprefix(f"{error.field}: "))
+    field = form_field(names.get(error.field, error.field), request)
+    return error if field == error.field else RequestError(field, error.reason)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _END_TOKENS = 16  # what a parser is told of the prompt's end
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})
-_MEDIA = {ImagePart: "image_url", AudioPart: "input_audio", FilePart: "file"}
+_MEDIA: dict[type, str] = {ImagePart: "image_url", AudioPart: "input_audio", FilePart: "file"}
 
 
 @dataclass(frozen=True, slots=True)

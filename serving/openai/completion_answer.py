@@ -67,6 +67,11 @@ class CompletionJob:
         """Whether special tokens are left out of texts."""
         return self.request.skip_special_tokens is not False
 
+    @property
+    def heavy(self) -> bool:
+        """Whether an answer takes long enough to make that others would wait for it."""
+        return self.request.logprobs is not None or self.request.prompt_logprobs is not None
+
     def prompt_text(self, position: int) -> str:
         """What echo puts before an answer to a prompt; "" without echo."""
         if not self.request.echo:

@@ -5,7 +5,7 @@ the finish reason; choices interleave. Then, if asked for, a chunk with the usag
 then [DONE].
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,24 @@ _OPEN = b',"logprobs":null,"finish_reason":null'
 
 
 async def stream_completion(
-    job: CompletionJob, generations: Sequence["Generation"]
+    job: CompletionJob,
+    generations: Sequence["Generation"],
+    in_thread: Callable[..., Awaitable[bytes]],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; what came together is one item."""
+    """The events of a stream; what came together is one item.
+
+    The logprobs of an echoed prompt may be thousands: they are made `in_thread`.
+    """
+    apart = job.heavy and job.request.echo
     stream = _CompletionStream(job, generations)
     async with AsyncExitStack() as stack:
         for generation in generations:
             await stack.enter_async_context(generation)
         async for position, deltas in news_of(generations):
-            events = stream.events(position, deltas)
+            if apart:
+                events = await in_thread(stream.events, position, deltas)
+            else:
+                events = stream.events(position, deltas)
             if events:
                 yield events
         yield stream.end()

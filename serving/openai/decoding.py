@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _PLACE = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.(?P<name>[^.\[\]]+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
+_LONG_NAME = 100  # characters of a field's name that are repeated to the caller
 _MAX_WARNINGS = 64  # fields of one request that are dropped with a warning
 _CODE = re.compile(r"`[a-z| ]+`")
 _WORDS = {
@@ -85,12 +87,16 @@ def _unknown_name(error: msgspec.ValidationError) -> str | None:
 
 
 def _unknown_field(path: str, name: str, kind: type[msgspec.Struct]) -> str:
-    known = _names_at(kind, path)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if len(name) <= 100 else []
-    shown = name if len(name) <= 100 else name[:97] + "..."
-    where = f"{path}: " if path else ""
-    advice = f"did you mean {close[0]!r}?" if close else "see /openapi.json for those that exist"
-    return f"{where}there is no field {shown!r}: {advice}"
+    shown = name if len(name) <= _LONG_NAME else name[: _LONG_NAME - 3] + "..."
+    nearest = _nearest(name, _names_at(kind, path)) if len(name) <= _LONG_NAME else None
+    advice = f"did you mean {nearest!r}?" if nearest else "see /openapi.json for those that exist"
+    return f"{path + '.' if path else ''}{shown}: there is no such field: {advice}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that looks most like `name`, or holds it whole."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return next(iter([*close, *(one for one in known if name in one)]), None)
 
 
 def _path(error: msgspec.ValidationError) -> str:

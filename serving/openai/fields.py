@@ -78,7 +78,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     # Extensions, named as vLLM users know them.
     best_of: Choices | None = None
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    length_penalty: Annotated[float, msgspec.Meta(ge=-10.0, le=10.0)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0)] | None = None

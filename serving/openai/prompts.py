@@ -1,6 +1,6 @@
 """A completion request's prompts: texts, token ids or lists of either, to token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +36,20 @@ async def read_prompts(request: CompletionRequest, context: ServerContext) -> li
     Raises ApiError 400 for an empty one, a list that mixes kinds, or text without a tokenizer.
     """
     given = _listed(request.prompt)
-    if not any(isinstance(one, str) for one in given):
-        return [Prompt(tuple(one)) for one in given]
-    tokenizer = needed_tokenizer(context, "prompt")
-    special = request.add_special_tokens is not False
+    texts = [one for one in given if isinstance(one, str)]
+    encoded: Iterator[Prompt] = iter(())
+    if texts:
+        tokenizer = needed_tokenizer(context, "prompt")
+        special = request.add_special_tokens is not False
 
-    def encode() -> list[Prompt]:
-        return [
-            Prompt(tuple(one))
-            if not isinstance(one, str)
-            else Prompt(tuple(tokenizer.encode(one, add_special_tokens=special)), one)
-            for one in given
-        ]
+        def encode() -> list[Prompt]:
+            return [
+                Prompt(tuple(tokenizer.encode(text, add_special_tokens=special)), text)
+                for text in texts
+            ]
 
-    return await context.client.in_thread(encode)
+        encoded = iter(await context.client.in_thread(encode))
+    return [next(encoded) if isinstance(one, str) else Prompt(tuple(one)) for one in given]
 
 
 def needed_tokenizer(context: ServerContext, field: str) -> Tokenizer:

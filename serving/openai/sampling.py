@@ -2,15 +2,9 @@
 
 from typing import Any
 
-from ropeway.compiler.errors import RequestError
 from ropeway.runtime.sampling.params import SamplingParams
-from ropeway.runtime.sampling.structured import StructuredOutputs
 from ropeway.serving.errors import ApiError
-from ropeway.serving.openai.fields import (
-    GenerationFields,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-)
+from ropeway.serving.openai.fields import GenerationFields
 
 DEFAULT_MAX_TOKENS = 16  # of a completion
 MAX_BEST_OF = 128
@@ -42,32 +36,7 @@ def sampling_params(request: GenerationFields, **own: Any) -> SamplingParams:
     """
     given = {name: getattr(request, name) for name in _SAME_NAME}
     values = {name: value for name, value in given.items() if value is not None}
-    structured = structured_outputs(request)
-    if structured is not None:
-        values["structured_outputs"] = structured
     return SamplingParams(**{**values, **own})
-
-
-def structured_outputs(request: GenerationFields) -> StructuredOutputs | None:
-    """The form that the answer must have, by either of two fields.
-
-    Raises RequestError when both ask for one, or for a form that can't be.
-    """
-    wanted = request.response_format
-    asked = isinstance(wanted, JsonObjectFormat | JsonSchemaFormat)
-    if request.structured_outputs is not None:
-        if asked:
-            raise RequestError("structured_outputs", "response_format is given too: keep one")
-        return request.structured_outputs
-    if isinstance(wanted, JsonObjectFormat):
-        return StructuredOutputs(json_object=True)
-    if isinstance(wanted, JsonSchemaFormat):
-        # Without a schema any JSON object is meant, as OpenAI documents the field as optional.
-        schema = wanted.json_schema.schema
-        if schema is None:
-            return StructuredOutputs(json_object=True)
-        return StructuredOutputs(json=schema)
-    return None
 
 
 def check_modes(request: GenerationFields) -> None:

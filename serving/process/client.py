@@ -20,6 +20,7 @@ from ropeway.runtime.assembly import Assembly
 from ropeway.runtime.engine.admission import Capacity, check_request
 from ropeway.runtime.engine.messages import EngineStats, GenerationRequest, Update
 from ropeway.runtime.engine_options import EngineOptions
+from ropeway.runtime.sampling.structured import FIELD
 from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.errors import ApiError
 from ropeway.serving.process.admission import Queue
@@ -33,6 +34,7 @@ from ropeway.serving.process.keeper import EngineKeeper, State
 from ropeway.serving.process.link import EngineLink
 from ropeway.serving.process.protocol import (
     Abort,
+    Accepted,
     Add,
     AskStats,
     EngineInfo,
@@ -48,6 +50,7 @@ from ropeway.serving.settings import ServerSettings
 T = TypeVar("T")
 
 _THREADS = 2  # for tokenizing and templates; the cores are the engine's
+_CONFIRM = 60.0  # seconds that a grammar may take, behind others
 _STATS = 10.0  # seconds that the engine may take to answer
 
 
@@ -69,6 +72,7 @@ class EngineClient:
         self._hang_seconds = hang_seconds
         self._queue = Queue(settings.max_queued_requests)
         self._generations: dict[str, Generation] = {}
+        self._unconfirmed: dict[str, asyncio.Future[None]] = {}
         self._asked: list[asyncio.Future[EngineStats]] = []
         self._count = 0
         self._pool = ThreadPoolExecutor(_THREADS, "text")
@@ -181,7 +185,7 @@ class EngineClient:
             raise self._unavailable("the server is about to stop")
         now = time.monotonic()
         assemblies = [self._assemble(requests, index, streaming) for index in range(len(requests))]
-        messages = [link.outbox.encode(Add(self._lean(a.request))) for a in assemblies]
+        messages = [self._encode(link, assembly.request) for assembly in assemblies]
         self._queue.enter(sum(one.params.n for one in requests), self.info.max_num_seqs, now)
         generations = [
             Generation(assembly, now, abort=self._abort, ended=self._ended)
@@ -192,7 +196,46 @@ class EngineClient:
         for generation, message in zip(generations, messages, strict=True):
             self._generations[generation.request_id] = generation
             link.outbox.send_encoded(message)
+        await self._confirm(generations)
         return generations
+
+    def _encode(self, link: EngineLink, request: GenerationRequest) -> bytes:
+        form = request.params.structured_outputs
+        try:
+            return link.outbox.encode(Add(self._lean(request), confirm=form is not None))
+        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+            # Everything else that is free text was checked.
+            raise RequestError(FIELD, f"holds what no message can: {error}") from error
+
+    async def _confirm(self, generations: Sequence[Generation]) -> None:
+        """Wait until the engine has taken those whose grammar it compiles first; all are aborted
+        when it refuses one, or the caller goes."""
+        loop = asyncio.get_running_loop()
+        waiting = {
+            index: loop.create_future()
+            for index, generation in enumerate(generations)
+            if generation.params.structured_outputs is not None
+        }
+        if not waiting:
+            return
+        for index, answer in waiting.items():
+            self._unconfirmed[generations[index].request_id] = answer
+        confirmed = False
+        try:
+            async with asyncio.timeout(_CONFIRM):
+                results = await asyncio.gather(*waiting.values(), return_exceptions=True)
+            for index, result in zip(waiting, results, strict=True):
+                if isinstance(result, RequestError) and len(generations) > 1:
+                    raise RequestError(result.field, f"request {index}: {result.reason}")
+                if isinstance(result, BaseException):
+                    raise result
+            confirmed = True
+        except TimeoutError:
+            raise self._unavailable(f"no grammar was compiled within {_CONFIRM:g} s") from None
+        finally:
+            if not confirmed:
+                for generation in generations:
+                    generation.abort()
 
     def _assemble(self, submissions: Sequence[Submission], index: int, streaming: bool) -> Assembly:
         given = submissions[index]
@@ -239,7 +282,10 @@ class EngineClient:
     def _ended(self, generation: Generation) -> None:
         self._generations.pop(generation.request_id, None)
         self._queue.leave(generation.params.n, time.monotonic())
-        if self.on_request_end:
+        refused = self._unconfirmed.pop(generation.request_id, None)
+        if refused is not None:  # it never began
+            _answer(refused, generation.error)
+        elif self.on_request_end:
             record = generation.record()
             for callback in self.on_request_end:
                 callback(record)
@@ -266,7 +312,10 @@ class EngineClient:
                 for answer in answers:
                     if not answer.done():
                         answer.set_result(stats)
+            case Accepted(request_id):
+                _answer(self._unconfirmed.pop(request_id, None), None)
             case Rejected(request_id, field, reason):
+                _answer(self._unconfirmed.get(request_id), RequestError(field, reason))
                 generation = self._generations.get(request_id)
                 if generation is not None:
                     error = ApiError(400, f"{field}: {reason}", param=field)
@@ -297,3 +346,12 @@ class EngineClient:
         for answer in answers:
             if not answer.done():
                 answer.set_exception(EngineGone(why))
+
+
+def _answer(waiting: "asyncio.Future[None] | None", error: Exception | None) -> None:
+    if waiting is None or waiting.done():
+        return
+    if error is None:
+        waiting.set_result(None)
+    else:
+        waiting.set_exception(error)

@@ -12,7 +12,9 @@ import traceback
 from ropeway.compiler.errors import RequestError, RopewayError, RunError
 from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.messages import Update
+from ropeway.runtime.structured.grammar import Grammar
 from ropeway.serving.process.news import HeldNews
+from ropeway.serving.process.preparation import Preparation
 from ropeway.serving.process.protocol import (
     Abort,
     Accepted,
@@ -48,6 +50,7 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._news = HeldNews(stream_interval)
+        self._preparation = Preparation(core.compile_grammar)
         self._quit = False
         self._failures = 0
         self._steps = 0  # since something was said
@@ -59,9 +62,11 @@ class EngineLoop:
         while not self._quit:
             if not self._core.has_work:
                 self._tell(self._news.drain())
-                self._inbox.wait()
+                self._inbox.wait(self._preparation.descriptor)
             for message in self._inbox.take():
                 self._handle(message)
+            for prepared, grammar in self._preparation.take():
+                self._add(prepared, grammar)
             if self._core.has_work:
                 self._step()
         self._tell(self._news.drain())
@@ -70,10 +75,15 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         match message:
+            case Add(request) if request.params.structured_outputs is not None:
+                self._preparation.start(message)
             case Add():
-                self._add(message)
+                self._add(message, None)
             case Abort(request_id):
-                self._core.abort(request_id)
+                if self._preparation.cancel(request_id):
+                    self._say(Rejected(request_id, "request_id", "aborted before it began"))
+                else:
+                    self._core.abort(request_id)
             case FinishChoice(request_id, choice):
                 self._core.finish_choice(request_id, choice)
             case AskStats():
@@ -81,10 +91,12 @@ class EngineLoop:
             case Quit():
                 self._end_all()
 
-    def _add(self, message: Add) -> None:
+    def _add(self, message: Add, grammar: Grammar | RequestError | None) -> None:
         request = message.request
         try:
-            self._core.add(request)
+            if isinstance(grammar, RequestError):
+                raise grammar
+            self._core.add(request, grammar)
         except RequestError as error:
             self._say(Rejected(request.request_id, error.field, error.reason))
             return
@@ -102,6 +114,7 @@ class EngineLoop:
 
     def _end_all(self) -> None:
         self._quit = True
+        self._preparation.close()
         self._core.abort_all()
         while self._core.has_work:
             self._step()

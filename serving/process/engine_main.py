@@ -11,12 +11,15 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import zmq
 
 from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RopewayError
+from ropeway.runtime.engine_options import EngineOptions
 from ropeway.runtime.loader import Engine, load_engine, tokenizer_assets
 from ropeway.serving.process.engine_loop import EngineLoop
 from ropeway.serving.process.lifeline import die_with_parent
@@ -31,7 +34,17 @@ from ropeway.serving.process.protocol import (
 from ropeway.serving.process.sockets import Inbox, Outbox
 
 
-def main() -> int:
+class Load(Protocol):
+    """How an engine is loaded: as `load_engine` does."""
+
+    def __call__(
+        self, program: str, options: EngineOptions, opened: Callable[[Artifact], None], /
+    ) -> Engine:
+        """See load_engine."""
+        ...
+
+
+def main(load: Load = load_engine) -> int:
     """Run the engine; the exit code."""
     began = time.monotonic()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,7 +54,7 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = Outbox(context, setup.outbox)
     try:
-        _serve(setup, context, outbox, began)
+        _serve(setup, load, context, outbox, began)
     except RopewayError as error:
         outbox.send(Failed(str(error), isinstance(error, InputError)))
         return error.exit_code
@@ -56,7 +69,11 @@ def main() -> int:
 
 
 def _serve(
-    setup: EngineSetup, context: "zmq.Context[zmq.Socket[bytes]]", outbox: Outbox, began: float
+    setup: EngineSetup,
+    load: Load,
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    outbox: Outbox,
+    began: float,
 ) -> None:
     def opened(artifact: Artifact) -> None:
         outbox.send(Opened(artifact.manifest.model.name, tokenizer_assets(artifact)))
@@ -64,7 +81,7 @@ def _serve(
     inbox: Inbox[ToEngine] = Inbox(context, setup.inbox, ToEngine)
     engine: Engine | None = None
     try:
-        engine = load_engine(setup.artifact, setup.options, opened)
+        engine = load(setup.artifact, setup.options, opened)
         # What was loaded stays: the collector needn't look at it again.
         gc.collect()
         gc.freeze()

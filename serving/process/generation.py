@@ -120,6 +120,11 @@ class Generation:
         """Whether nothing more will come."""
         return self._error is not None or self._assembly.finished
 
+    @property
+    def error(self) -> ApiError | None:
+        """What ended it, when that wasn't the engine's own end."""
+        return self._error
+
     # -- for its owner ----------------------------------------------------------------------
 
     async def news(self) -> list[CompletionDelta]:

@@ -26,7 +26,7 @@ from ropeway.serving.settings import ServerSettings
 
 State = Literal["starting", "ready", "draining", "restarting", "dead"]
 
-_QUIT = 5.0  # seconds that an engine may take to end
+_QUIT = 2.0  # seconds that an engine may take to end
 
 
 class EngineKeeper:

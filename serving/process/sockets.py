@@ -22,6 +22,7 @@ _PREFIX = "ropeway-serve-"
 _LOCK = "lock"
 _LONGEST = 107  # bytes of a Unix socket's path
 _NAME_BYTES = 12
+_OWN_LENGTH = len(f"/{_PREFIX}12345678/") + 2 * _NAME_BYTES
 _LINGER = 1000  # milliseconds that what was said last may take to leave
 
 T = TypeVar("T")
@@ -50,13 +51,7 @@ class SocketFolder:
 
     def endpoint(self) -> str:
         """A new endpoint that nobody can guess."""
-        place = self.path / secrets.token_hex(_NAME_BYTES)
-        if len(os.fsencode(place)) > _LONGEST:
-            raise RunError(
-                f"{place}: too long a name for a socket: set XDG_RUNTIME_DIR or TMPDIR to a folder "
-                f"with a shorter one"
-            )
-        return f"ipc://{place}"
+        return f"ipc://{self.path / secrets.token_hex(_NAME_BYTES)}"
 
     def close(self) -> None:
         """Remove it; a second call does nothing."""
@@ -65,10 +60,17 @@ class SocketFolder:
 
 
 def _base() -> Path:
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given and os.path.isdir(given) and os.access(given, os.W_OK | os.X_OK):
-        return Path(given)
-    return Path(tempfile.gettempdir())
+    """The first of the usual folders that may be written and whose name is short enough."""
+    places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
+    usable = [p for p in places if os.path.isdir(p) and os.access(p, os.W_OK | os.X_OK)]
+    for place in usable:
+        if len(os.fsencode(place)) + _OWN_LENGTH <= _LONGEST:
+            return Path(place)
+    raise RunError(
+        f"no folder for the server's sockets: of {', '.join(filter(None, places))} none can be "
+        f"written and has a name of at most {_LONGEST - _OWN_LENGTH} bytes: set XDG_RUNTIME_DIR "
+        f"to one that is so"
+    )
 
 
 def _remove_stale(base: Path) -> None:
@@ -120,6 +122,8 @@ class Inbox(Generic[T]):
         self.socket.set_hwm(0)
         self.socket.linger = 0
         self.socket.bind(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
 
     @property
@@ -127,9 +131,11 @@ class Inbox(Generic[T]):
         """Becomes readable when messages may have come; `take` until there are none then."""
         return int(self.socket.getsockopt(zmq.FD))
 
-    def wait(self) -> None:
-        """Return once there is a message."""
-        self.socket.poll()
+    def wait(self, other: int) -> None:
+        """Return once there is a message, or the descriptor `other` is readable."""
+        if other not in self._poller:
+            self._poller.register(other, zmq.POLLIN)
+        self._poller.poll()
 
     def take(self) -> Iterator[T]:
         """Every message that is there now."""

@@ -1,6 +1,7 @@
 """The command as a process: help, version, mistakes; one line and the right exit code."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from ropeway.compiler.cli.invocation import suggest
 from ropeway.compiler.cli.progress import _logger
 from ropeway.compiler.version import VERSION
 
-COMMANDS = ("compile", "inspect", "generate", "chat", "opt", "bench")
+COMMANDS = ("compile", "inspect", "generate", "chat", "serve", "opt", "bench", "bench serve")
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
@@ -32,16 +33,17 @@ def test_help_lists_every_command() -> None:
     for arguments in (["--help"], ["-h"], []):
         done = ropeway(*arguments)
         assert done.returncode == 0
-        listed = [line.split()[0] for line in done.stdout.split("Commands:")[1].strip().split("\n")]
-        assert listed == list(COMMANDS)
+        lines = done.stdout.split("Commands:")[1].strip().split("\n")
+        assert [re.split(r"\s{2,}", line.strip())[0] for line in lines] == list(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    done = ropeway(command, "-h")
+    words = command.split()
+    done = ropeway(*words, "-h")
     assert done.returncode == 0, done.stderr
-    assert f"Example:\n    ropeway {command} " in done.stdout
-    assert done.stdout == ropeway(command, "--help").stdout
+    assert re.search(rf"Example:\s+ropeway {command} ", done.stdout)
+    assert done.stdout == ropeway(*words, "--help").stdout
 
 
 def test_help_imports_no_heavy_library() -> None:

@@ -3,14 +3,15 @@ model, and no sockets.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
+from ropeway.compiler.config import Bucket
 from ropeway.runtime.assembly import Assembly
+from ropeway.runtime.devices.base import Handle, StepInputs
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.outputs import CompletionDelta, RequestOutput
 from ropeway.runtime.text.tokenizer import Tokenizer
@@ -19,8 +20,13 @@ from ropeway.serving.http.app import build_app
 from ropeway.serving.http.context import ServerContext
 from ropeway.serving.http.endpoint import Endpoint
 from ropeway.serving.http.log import Log
-from ropeway.serving.process.generation import Submission
+from ropeway.serving.openai.endpoints import ENDPOINTS
+from ropeway.serving.process.generation import Submission, join_deltas
 from ropeway.serving.settings import ServerSettings
+from support.chunk_grammar import Streamed, read_stream
+from support.tiny_tokenizers import byte_level
+from support.toy_device import ToyDevice
+from support.toy_llm import toy_llm
 
 MODEL = "toy"
 
@@ -70,7 +76,7 @@ class ToyGeneration:
             steps += 1
         deltas = list(assembly.deltas)
         assembly.deltas.clear()
-        return merged(deltas)
+        return join_deltas(deltas)
 
     async def output(self) -> RequestOutput:
         """Runs to the end."""
@@ -96,27 +102,6 @@ class ToyGeneration:
 
     async def __aexit__(self, *exc: object) -> None:
         self.abort()
-
-
-def merged(deltas: Sequence[CompletionDelta]) -> list[CompletionDelta]:
-    """One delta a choice, in the order of their first."""
-    by_choice: dict[int, list[CompletionDelta]] = {}
-    for delta in deltas:
-        by_choice.setdefault(delta.index, []).append(delta)
-    return [
-        CompletionDelta(
-            request_id=many[0].request_id,
-            index=index,
-            text="".join(one.text for one in many),
-            token_ids=[token for one in many for token in one.token_ids],
-            logprobs=None
-            if many[0].logprobs is None
-            else [entry for one in many for entry in one.logprobs or []],
-            finish_reason=many[-1].finish_reason,
-            stop_reason=many[-1].stop_reason,
-        )
-        for index, many in by_choice.items()
-    ]
 
 
 class ToyClient:
@@ -172,14 +157,87 @@ async def toy_http(
         yield http
 
 
-def events_of(text: str) -> list[Any]:
-    """The data of a stream's events: JSON values, and "[DONE]" as text."""
-    events = []
-    for block in text.split("\n\n"):
-        if not block or block.startswith(":"):
-            continue
-        assert block.startswith("data: "), block
-        data = block.removeprefix("data: ")
-        events.append(data if data == "[DONE]" else json.loads(data))
-    assert text.endswith("\n\n"), "an event isn't closed"
-    return events
+class ScriptedDevice(ToyDevice):
+    """Whatever the prompt, `script` follows: for one request at a time, without prefix cache."""
+
+    def __init__(self, script: Sequence[int], vocab: int) -> None:
+        super().__init__(vocab=vocab)
+        self._script = list(script)
+        self._origin = 0
+
+    def submit(self, bucket: Bucket, inputs: StepInputs) -> Handle:
+        """The toy's step, with the logits replaced."""
+        handle = super().submit(bucket, inputs)
+        if len(inputs.rows) and inputs.counts[0] > 1:
+            self._origin = int(inputs.positions[inputs.rows[0]])  # the prompt's last token
+        for row, logits in zip(inputs.rows, handle.logits, strict=True):
+            logits[:] = 0.0
+            logits[self._script[int(inputs.positions[row]) - self._origin]] = 50.0
+        return handle
+
+
+def scripted_server(text: str, *, steps: int = 1, **settings: Any) -> "ToyServer":
+    """A server whose model always says `text`."""
+    tokenizer = byte_level()
+    script = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+    llm = toy_llm(
+        tokenizer=tokenizer,
+        eos_ids=tokenizer.eos_ids,
+        max_model_len=1024,
+        blocks=400,
+        caching=False,
+        device=ScriptedDevice(script, tokenizer.vocab_size),
+    )
+    return ToyServer(ToyClient(llm, steps=steps), **settings)
+
+
+class ToyServer:
+    """The endpoints over a toy, one request at a time, for tests that don't care about loops."""
+
+    def __init__(self, client: ToyClient, **settings: Any) -> None:
+        self.client = client
+        self._settings = settings
+
+    @property
+    def vocab(self) -> int:
+        """How many token ids there are."""
+        return self.client.info.vocab_size
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """The answer to `body` as JSON."""
+
+        async def ask() -> httpx.Response:
+            async with toy_http(self.client, ENDPOINTS, **self._settings) as http:
+                return await http.post(path, json=body)
+
+        return asyncio.run(ask())
+
+    def whole(self, path: str, **body: Any) -> dict[str, Any]:
+        """The answer of a request that must succeed."""
+        answer = self.post(path, body)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def streamed(self, path: str, **body: Any) -> Streamed:
+        """What a stream adds up to, its usage too; the grammar is checked."""
+        options = {"include_usage": True, **body.pop("stream_options", {})}
+        answer = self.post(path, {**body, "stream": True, "stream_options": options})
+        assert answer.status_code == 200, answer.text
+        prompt = body.get("prompt")
+        many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+        return read_stream(
+            answer.content,
+            chat=path.startswith("/chat"),
+            n=body.get("n", 1) * (len(prompt) if many and prompt else 1),
+            include_usage=bool(options["include_usage"]),
+            continuous_usage=bool(options.get("continuous_usage_stats")),
+        )
+
+    def refused(self, path: str, **body: Any) -> dict[str, Any]:
+        """The error object of a request that must be refused with 400."""
+        answer = self.post(path, body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        return dict(error)

@@ -15,7 +15,13 @@ class Ropeway:
 
     def __init__(self, settings: Settings) -> None:
         self.process = os.getpid()
-        self._llm = LLM(settings.model, num_threads=settings.threads, enable_prefix_caching=False)
+        limits = {key: int(value) for key, value in settings.options.items()}
+        self._llm = LLM(
+            settings.model,
+            num_threads=settings.threads,
+            enable_prefix_caching=False,
+            **limits,
+        )
 
     def generate(self, prompts: list[list[int]], new: int) -> list[list[int]]:
         """See Engine."""
