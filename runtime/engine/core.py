@@ -288,9 +288,9 @@ class EngineCore:
         updates: list[Update] = []
         for item in progress:
             row = drawn[item.draw] if item.draw >= 0 else -1
-            updates.append(self._update(item, result, row))
-            if item.token is not None and item.finish_reason is None:
-                updates.extend(self._advance(item, item.token))
+            updates.append(update := self._update(item, result, row))
+            if item.token is not None and item.finish_reason != "stop":
+                updates.extend(self._advance(item, item.token, update))
         for item in progress:
             if item.finish_reason and not self.scheduler.sequences(item.seq.request.request_id):
                 self._sampling.pop(item.seq.request.request_id, None)
@@ -335,8 +335,12 @@ class EngineCore:
                 update.prompt_logprobs = sampling.prompt_logprobs
         return update
 
-    def _advance(self, item: Progress, token: int) -> list[Update]:
-        """Tell the choice's matcher of its token; the choice's end when nothing can follow."""
+    def _advance(self, item: Progress, token: int, update: Update) -> list[Update]:
+        """Tell the choice's matcher of its token; the choice's end when nothing can follow.
+
+        It comes apart from the token's own `update`, since a token that ends a choice with "stop"
+        is no text.
+        """
         seq = item.seq
         matcher = self._sampling[seq.request.request_id].matcher(seq.choice)
         if matcher is None:
@@ -344,19 +348,13 @@ class EngineCore:
         matcher.commit(token)
         if not matcher.finished:
             return []
-        error = matcher.error
+        error = matcher.error or None
         item.finish_reason = "error" if error else "stop"
         self.scheduler.abort_choice(seq)
-        return [
-            Update(
-                seq.request.request_id,
-                seq.choice,
-                None,
-                seq.cached_tokens,
-                item.finish_reason,
-                error or None,
-            )
-        ]
+        update.finish_reason = None
+        end = Update(update.request_id, seq.choice, None, update.cached_tokens)
+        end.finish_reason, end.stop_reason = item.finish_reason, error
+        return [end]
 
     # -- ends -------------------------------------------------------------------------------
 

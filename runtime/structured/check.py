@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 def limits() -> "LLParserLimits":
     """What one grammar may cost; those left out are llguidance's own.
 
-    A step of the parser ends after 50,000 items or 200,000 units of the lexer's work, 15 ms at the
-    most; a lexer's states take 1 to 2 kB each.
+    A grammar of 20,000 symbols takes a second or two to compile. A step of the parser ends after
+    50,000 items or 200,000 units of the lexer's work, 15 ms at the most; a lexer's states take 1 to
+    2 kB each.
     """
     from llguidance import LLParserLimits  # noqa: PLC0415
 
-    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=20_000, verbose_errors=False)
 
 
 def check_structured(structured: StructuredOutputs) -> None:

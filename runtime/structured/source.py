@@ -81,25 +81,26 @@ def refusal(kind: str, message: str) -> RequestError:
     return RequestError(f"{FIELD}.{kind}", text)
 
 
-def _json(schema: dict[str, Any] | bool, structured: StructuredOutputs) -> str:
+def _json(schema: dict[str, Any], structured: StructuredOutputs) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415
 
     if structured.disable_additional_properties:
         schema = _closed(schema)
     text = _encode("json", schema)
-    options: dict[str, Any] = {}
+    own = schema.get("x-guidance")
+    inflexible = isinstance(own, dict) and own.get("whitespace_flexible") is False
     if structured.disable_any_whitespace:
-        options["whitespace_flexible"] = False
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_flexible": False})
     if structured.whitespace_pattern is not None:
-        options["whitespace_pattern"] = structured.whitespace_pattern
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": structured.whitespace_pattern}
+        )
     return LLMatcher.grammar_from_json_schema(
-        text,
-        defaults={"whitespace_pattern": _BLANKS},
-        overrides=options,  # type: ignore[arg-type]
+        text, defaults={} if inflexible else {"whitespace_pattern": _BLANKS}
     )
 
 
-def _schema_of(given: Any) -> dict[str, Any] | bool:
+def _schema_of(given: Any) -> dict[str, Any]:
     if not isinstance(given, str):
         _check_nesting("json", given)
         return dict(given)
@@ -107,8 +108,10 @@ def _schema_of(given: Any) -> dict[str, Any] | bool:
     schema = _decode("json", given)
     if not isinstance(schema, dict | bool):
         raise RequestError(f"{FIELD}.json", f"a schema is an object, not {type(schema).__name__}")
+    if schema is False:
+        raise RequestError(f"{FIELD}.json", "no text matches the schema false")
     _check_nesting("json", schema)
-    return schema
+    return {} if schema is True else schema
 
 
 def _structural_tag(given: Any) -> str:

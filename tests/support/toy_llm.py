@@ -6,6 +6,7 @@ from ropeway.runtime.engine.core import EngineCore
 from ropeway.runtime.engine.limits import step_limits
 from ropeway.runtime.llm import LLM
 from ropeway.runtime.loader import Engine
+from ropeway.runtime.structured.compiler import GrammarCompiler
 from support.lazy_queue import LazyQueue
 from support.toy_device import ToyDevice
 
@@ -37,5 +38,6 @@ def toy_llm(
         enable_prefix_caching=caching,
         seed=seed,
         queue=LazyQueue(device) if overlap else None,
+        grammars=GrammarCompiler(tokenizer, device.vocab, eos_ids),
     )
     return LLM.from_engine(Engine(None, device, core, tokenizer, 1))
