@@ -12,9 +12,9 @@ done.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ from ropeway.runtime.sampling.params import SamplingParams
 from ropeway.runtime.step_queue import InlineQueue
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(msgspec.Struct, frozen=True):
     """A step that was queued; `drawn` are those of its sampled rows that are draws."""
 
     plan: StepPlan
