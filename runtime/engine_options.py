@@ -1,7 +1,8 @@
 """How an engine is to run a program: plain values, checked, cheap to import."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.cores import usable_cores
@@ -9,8 +10,7 @@ from ropeway.runtime.cores import usable_cores
 Verify = Literal["fast", "full"]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
+class EngineOptions(msgspec.Struct, frozen=True):
     """How to run a program; None takes what the program and the machine allow."""
 
     num_threads: int | None = None

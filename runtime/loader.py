@@ -6,15 +6,13 @@ compiler's passes, frontends or models is imported.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ropeway.compiler.artifact.reader import Artifact, open_artifact
+from ropeway.compiler.artifact.reader import Artifact, ArtifactFiles, open_artifact
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.targets.base import Target, activate, device_class
 from ropeway.runtime.checksum import fastest_word_sum
@@ -32,6 +30,9 @@ from ropeway.runtime.text.assets import (
     read_settings,
 )
 from ropeway.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tempfile
 
 # The engine's own defaults leave the other 7/8 of the memory to the weights and everybody else.
 _CACHE_SHARE = 8
@@ -52,8 +53,7 @@ class SavedProgram(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Engine:
+class Engine(msgspec.Struct):
     """A loaded program, ready to step. `close` releases it."""
 
     artifact: Artifact
@@ -72,6 +72,28 @@ class Engine:
             self.scratch.cleanup()
 
 
+class _TokenizerReader:
+    """Parses the tokenizer (100 ms for 50,000 tokens) while weights are read."""
+
+    def __init__(self) -> None:
+        self._tokenizer: Tokenizer | None = None
+        self._error: ArtifactError | None = None
+
+    def read(self, files: ArtifactFiles) -> None:
+        """Parse; what is wrong with it waits for `result`, so that the same error always wins."""
+        self._tokenizer = self._error = None
+        try:
+            self._tokenizer = read_tokenizer(files)
+        except ArtifactError as error:
+            self._error = error
+
+    def result(self) -> Tokenizer | None:
+        """What `read_tokenizer` returned for the last files. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._tokenizer
+
+
 def load_engine(
     program: str | os.PathLike[str] | SavedProgram,
     options: EngineOptions,
@@ -83,14 +105,15 @@ def load_engine(
     Raises ArtifactError for a damaged artifact, TargetError when this machine can't run it,
     InputError for an option that doesn't fit, RunError when the self-check fails.
     """
-    artifact, scratch = _open(program, options)
+    reader = _TokenizerReader()
+    artifact, scratch = _open(program, options, reader)
     device: Device | None = None
     try:
         if opened is not None:
             opened(artifact)
         activated = activate(artifact.manifest.target, f"the artifact {artifact.path}")
         device = _load_device(artifact, activated.target, options)
-        tokenizer = read_tokenizer(artifact)
+        tokenizer = reader.result()
         core = _build_core(artifact, device, tokenizer, options)
     except BaseException:
         if device is not None:
@@ -104,29 +127,44 @@ def load_engine(
 
 
 def _open(
-    program: str | os.PathLike[str] | SavedProgram, options: EngineOptions
+    program: str | os.PathLike[str] | SavedProgram,
+    options: EngineOptions,
+    reader: _TokenizerReader,
 ) -> tuple[Artifact, "tempfile.TemporaryDirectory[str] | None"]:
     if isinstance(program, str | os.PathLike):
-        return _open_checked(program, options), None
+        return _open_checked(program, options, reader), None
     if not hasattr(program, "save"):
         raise InputError(
             f"program: {type(program).__name__} is neither an artifact's path nor what "
             f"ropeway.compile or ropeway.load returned"
         )
     if program.artifact is not None:
+        reader.read(program.artifact)
         return program.artifact, None
+    # Here: it imports shutil and random, which nobody needs who serves an artifact.
+    import tempfile  # noqa: PLC0415
+
     scratch = tempfile.TemporaryDirectory(prefix="ropeway-")
     path = Path(scratch.name) / "program.rope"
     try:
         program.save(path)
-        return _open_checked(path, options), scratch
+        return _open_checked(path, options, reader), scratch
     except BaseException:
         scratch.cleanup()
         raise
 
 
-def _open_checked(path: str | os.PathLike[str], options: EngineOptions) -> Artifact:
-    return open_artifact(path, options.verify, fastest_word_sum(), _threads(options), weight_memory)
+def _open_checked(
+    path: str | os.PathLike[str], options: EngineOptions, reader: _TokenizerReader
+) -> Artifact:
+    return open_artifact(
+        path,
+        options.verify,
+        fastest_word_sum(),
+        _threads(options),
+        weight_memory,
+        meanwhile=reader.read,
+    )
 
 
 def _load_device(artifact: Artifact, target: Target, options: EngineOptions) -> Device:
@@ -158,13 +196,13 @@ def _threads(options: EngineOptions) -> int:
     return options.num_threads
 
 
-def read_tokenizer(artifact: Artifact) -> Tokenizer | None:
+def read_tokenizer(artifact: ArtifactFiles) -> Tokenizer | None:
     """The artifact's tokenizer; None when it has none. Raises ArtifactError when it is damaged."""
     assets = tokenizer_assets(artifact)
     return None if assets is None else Tokenizer.from_assets(assets)
 
 
-def tokenizer_assets(artifact: Artifact) -> TokenizerAssets | None:
+def tokenizer_assets(artifact: ArtifactFiles) -> TokenizerAssets | None:
     """What an artifact's tokenizer is made of; None when it has none. Raises ArtifactError."""
     if not artifact.names(_TOKENIZER):
         return None

@@ -1,10 +1,9 @@
 """What a generation gives back; names as vLLM users know them. Plain values, no behaviour."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True):
     """A token's logprob under the raw model distribution and its rank there (1: most likely).
 
     `decoded_token` is its text alone; "" without a tokenizer.
@@ -18,8 +17,7 @@ class Logprob:
 Logprobs = dict[int, Logprob]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, frozen=True):
     """One choice. `token_ids` are all that were drawn, an end token too; `text` ends before it.
 
     `logprobs` has, for each token, the drawn one first and then the alternatives asked for.
@@ -36,8 +34,7 @@ class CompletionOutput:
     stop_reason: int | str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True):
     """A finished request. `prompt` is the text it came as, None when it came as token ids.
 
     `prompt_logprobs` has one entry per prompt token, None for the first. `num_cached_tokens` of
@@ -52,8 +49,7 @@ class RequestOutput:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionDelta:
+class CompletionDelta(msgspec.Struct, frozen=True):
     """News of one choice in a stream: the texts of a choice's deltas, joined, are its full text.
 
     `finish_reason` and `stop_reason` come with its last delta.

@@ -4,9 +4,9 @@ For devices that can't run steps behind the host's back, and for figures that lo
 every call.
 """
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from ropeway.runtime.devices.base import Device, Int32Array, StepInputs, StepJob
@@ -65,4 +65,4 @@ def fed_inputs(inputs: StepInputs, feed: Int32Array, drawn: Int32Array) -> StepI
         if token < 0:
             for group in slots:
                 group[at] = -1
-    return replace(inputs, ids=ids, slots=slots)
+    return msgspec.structs.replace(inputs, ids=ids, slots=slots)

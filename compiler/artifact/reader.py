@@ -10,12 +10,14 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from ropeway.compiler.artifact.checksum import WordSum, checksum_hex, word_sum
+from ropeway.compiler.artifact.listing import list_files
 from ropeway.compiler.artifact.manifest import (
     MANIFEST,
     SEAL,
@@ -26,7 +28,6 @@ from ropeway.compiler.artifact.manifest import (
     seal,
 )
 from ropeway.compiler.artifact.weights import Place, WeightFile
-from ropeway.compiler.artifact.writer import list_files
 from ropeway.compiler.errors import ArtifactError, InputError
 from ropeway.compiler.version import VERSION
 
@@ -37,18 +38,12 @@ _SMALL = 1 << 20  # a manifest or seal beyond this is not ours
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A checked artifact. `weights` maps each rank's weight file, in rank order."""
+class ArtifactFiles:
+    """What an artifact holds beside its weights, checked."""
 
     path: Path
     manifest: Manifest
-    weight_files: tuple[WeightFile, ...]
     files: Mapping[str, bytes] = field(repr=False)
-
-    @property
-    def weights(self) -> WeightFile:
-        """The weights of the only rank."""
-        return self.weight_files[0]
 
     @property
     def function(self) -> FunctionSpec:
@@ -69,19 +64,37 @@ class Artifact:
         return sorted(name for name in self.manifest.files if name.startswith(prefix))
 
 
+@dataclass(frozen=True)
+class Artifact(ArtifactFiles):
+    """A checked artifact. `weight_files` are in rank order."""
+
+    weight_files: tuple[WeightFile, ...]
+
+    @property
+    def weights(self) -> WeightFile:
+        """The weights of the only rank."""
+        return self.weight_files[0]
+
+
+Meanwhile = Callable[[ArtifactFiles], None]
+"""Works on the files, which are checked by then, while the weights are read."""
+
+
 def open_artifact(
     path: str | os.PathLike[str],
     verify: Verify = "fast",
     sums: WordSum = word_sum,
     threads: int | None = None,
     place: Place | None = None,
+    *,
+    meanwhile: Meanwhile | None = None,
 ) -> Artifact:
     """Open and check the artifact at `path`.
 
     `verify="full"` hashes the weights with sha256 too; `sums` may be a native twin of
     `checksum.word_sum`, run on `threads` threads (default: one per core). Weights are mapped,
     unless `place` gives memory to read them into. An artifact that is replaced meanwhile is opened
-    anew. Raises ArtifactError.
+    anew, and `meanwhile` called again. Raises ArtifactError.
     """
     if verify not in ("fast", "full"):
         raise InputError(f"verify: {verify!r} isn't 'fast' or 'full'")
@@ -89,7 +102,9 @@ def open_artifact(
     for _ in range(_REPLACED_AT_MOST):
         before = _identity(root)
         try:
-            return _open(root, verify, sums, threads or os.cpu_count() or 1, place)
+            return _open(
+                root, verify, sums, threads or os.cpu_count() or 1, place, meanwhile=meanwhile
+            )
         except ArtifactError:
             if _identity(root) == before:
                 raise
@@ -104,7 +119,15 @@ def _identity(root: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _open(root: Path, verify: Verify, sums: WordSum, workers: int, place: Place | None) -> Artifact:
+def _open(
+    root: Path,
+    verify: Verify,
+    sums: WordSum,
+    workers: int,
+    place: Place | None,
+    *,
+    meanwhile: Meanwhile | None,
+) -> Artifact:
     manifest = read_manifest(root)
     try:
         present = set(list_files(root)) - {MANIFEST, SEAL}
@@ -125,14 +148,16 @@ def _open(root: Path, verify: Verify, sums: WordSum, workers: int, place: Place 
         elif verify == "full":
             _compare(root / name, entry, _hash(root / name))
     files = {}
+    begin = partial(meanwhile, ArtifactFiles(root, manifest, small)) if meanwhile else None
     for name in ranks:
-        file = WeightFile(root / name, place, workers)
+        file = WeightFile(root / name, place, workers, begin)
+        begin = None
         found = checksum_hex(file.data, sums, workers)
         if found != manifest.files[name].checksum:
             raise ArtifactError(f"{root / name}: checksum is {found}: damaged, compile it again")
         files[name] = file
     ordered = sorted(manifest.ranks, key=lambda rank: rank.rank)
-    return Artifact(root, manifest, tuple(files[rank.weights] for rank in ordered), small)
+    return Artifact(root, manifest, small, tuple(files[rank.weights] for rank in ordered))
 
 
 def read_manifest(root: Path) -> Manifest:

@@ -12,9 +12,9 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Semaphore
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ ALIGNMENT = 64
 _PAD = "__pad__."
 _MAX_HEADER = 100 << 20
 _READ = 8 << 20  # bytes a thread reads at a time
+_MEANWHILE = 256 << 20  # bytes a thread reads beside other work, in about as long as that takes
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i64": 8, "i8": 1, "u8": 1, "bool": 1}
 _NUMPY = {"f32": "<f4", "bf16": "<u2", "f16": "<f2", "i32": "<i4", "i64": "<i8", "i8": "i1"}
 
@@ -33,8 +34,7 @@ Array = npt.NDArray[np.generic]
 Buffer = bytes | bytearray | memoryview | Array
 
 
-@dataclass(frozen=True)
-class WeightEntry:
+class WeightEntry(msgspec.Struct, frozen=True):
     """A tensor to be written: `load` gives its data when its turn comes, in C order.
 
     `dtype` is the IR's name (bf16 ...); `shape` is the shape as stored, packed if it is packed.
@@ -51,8 +51,7 @@ class WeightEntry:
         return prod(self.shape) * dtype_size(self.dtype)
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """Where a tensor lies: `offset` counts bytes from the start of the mapping."""
 
     dtype: str
@@ -126,9 +125,16 @@ class WeightFile:
     it must not be truncated while it is used.
     """
 
-    def __init__(self, path: Path, place: Place | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        place: Place | None = None,
+        threads: int = 1,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Parse `path`, mapped or read by `threads` threads to where `place` says.
 
+        `meanwhile` is called once, where the file is read beside the threads.
         Raises ArtifactError when it can't be read or breaks the format.
         """
         self.path = path
@@ -141,8 +147,10 @@ class WeightFile:
                 if memory is None:
                     mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
                     memory = np.frombuffer(mapping, dtype=np.uint8)
+                    if meanwhile:
+                        meanwhile()
                 else:
-                    _read_into(memory, file.fileno(), path, threads)
+                    _read_into(memory, file.fileno(), path, threads, meanwhile)
                     memory.flags.writeable = False
         except OSError as error:
             raise ArtifactError(f"{path}: can't be read ({error.strerror})") from error
@@ -163,11 +171,21 @@ class WeightFile:
         return raw.view(_NUMPY.get(stored.dtype, "u1")).reshape(stored.shape)
 
 
-def _read_into(memory: npt.NDArray[np.uint8], file: int, path: Path, threads: int) -> None:
+def _read_into(
+    memory: npt.NDArray[np.uint8],
+    file: int,
+    path: Path,
+    threads: int,
+    meanwhile: Callable[[], None] | None,
+) -> None:
+    """While `meanwhile` runs, one thread fewer reads, each in as few calls as the system takes:
+    between two of them it would wait for the interpreter, which `meanwhile` may keep to itself."""
     view = memory.data
+    begun = Semaphore(0)
 
-    def read(start: int) -> None:
-        stop = min(start + _READ, len(view))
+    def read(start: int, size: int) -> None:
+        begun.release()  # from here on to the call of preadv, this thread has the interpreter
+        stop = min(start + size, len(view))
         while start < stop:
             got = os.preadv(file, [view[start:stop]], start)
             if got == 0:
@@ -175,7 +193,20 @@ def _read_into(memory: npt.NDArray[np.uint8], file: int, path: Path, threads: in
             start += got
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(read, range(0, len(view), _READ)))
+        reads, next_start = [], 0
+        if meanwhile:
+            readers = max(1, threads - 1)
+            part = min(-(-len(view) // readers) + _READ, _MEANWHILE) // _READ * _READ
+            for _ in range(readers):
+                reads.append(pool.submit(read, next_start, part))
+                next_start += part
+            for _ in range(readers):
+                begun.acquire()
+            meanwhile()
+        for start in range(next_start, len(view), _READ):
+            reads.append(pool.submit(read, start, _READ))
+        for done in reads:
+            done.result()
 
 
 def _parse(data: npt.NDArray[np.uint8], path: Path) -> dict[str, StoredTensor]:

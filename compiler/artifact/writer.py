@@ -7,7 +7,7 @@ and after kill -9 too, the destination is as it was before.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from ropeway.compiler.artifact.checksum import checksum_hex
+from ropeway.compiler.artifact.listing import list_files
 from ropeway.compiler.artifact.manifest import (
     KIND,
     MANIFEST,
@@ -122,12 +123,3 @@ class _Listed(msgspec.Struct):
     """The file list of a manifest of any format."""
 
     files: dict[str, msgspec.Raw]
-
-
-def list_files(root: Path) -> Iterable[str]:
-    """Every file under `root` as a relative path with forward slashes; links count as files."""
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        links = [name for name in folders if (here / name).is_symlink()]
-        for name in [*files, *links]:
-            yield (here / name).relative_to(root).as_posix()

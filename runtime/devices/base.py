@@ -6,9 +6,9 @@ by one thread at a time; several devices live side by side in one process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ Float32Array = NDArray[np.float32]
 UInt8Array = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(msgspec.Struct, frozen=True):
     """The host inputs of one step: T tokens of R requests, L of whose rows are wanted.
 
     Request r owns tokens query_start[r]..query_start[r + 1]; `lengths[r]` counts its tokens in the
@@ -47,8 +46,7 @@ class StepInputs:
         return len(self.ids), len(self.lengths), len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
+class CacheLayout(msgspec.Struct, frozen=True):
     """How a device keeps KV: what the block pool needs to know."""
 
     block_size: int  # tokens in a block
@@ -61,8 +59,7 @@ class CacheLayout:
         return self.block_bytes // self.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(msgspec.Struct, frozen=True):
     """Bytes that a device holds, and those that it could still get."""
 
     weights: int
@@ -71,8 +68,7 @@ class DeviceMemory:
     available: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepTiming:
+class StepTiming(msgspec.Struct, frozen=True):
     """Time one plan step took, summed over the profiled runs."""
 
     op: str  # IR op and source line
@@ -80,8 +76,7 @@ class StepTiming:
     nanoseconds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True):
     """A submitted step; `logits` is float32 [L, V], valid until the next submit.
 
     A device may leave out the rows that `StepInputs.peak_only` marks.
@@ -92,8 +87,7 @@ class Handle:
     logits: Float32Array
 
 
-@dataclass(frozen=True, slots=True)
-class StepJob:
+class StepJob(msgspec.Struct, frozen=True):
     """A step as a queue runs it: copy blocks, take the fed ids, replay, sample.
 
     `feed` [T] names for each token the row of the job before whose draw is its id; -1: the id is

@@ -14,8 +14,8 @@ queued behind it.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ropeway.compiler.errors import RunError
@@ -37,8 +37,7 @@ from ropeway.runtime.structured.compiler import GrammarCompiler
 from ropeway.runtime.structured.grammar import Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(msgspec.Struct, frozen=True):
     """A step that was queued; `drawn` are those of its sampled rows that are draws. Only its
     commit says what may follow those that are `constrained`."""
 

@@ -5,14 +5,14 @@ them all; so a plan never has to be checked against the bucket list.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ropeway.compiler.config import Bucket, choose_bucket
 from ropeway.compiler.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
+class StepLimits(msgspec.Struct, frozen=True):
     """Upper bounds of one step, in tokens; `max_chunk` bounds one sequence's share of it."""
 
     buckets: tuple[Bucket, ...]

@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ropeway.compiler.config import Bucket
 from ropeway.compiler.errors import RunError
 from ropeway.runtime.engine.messages import FinishReason
 from ropeway.runtime.engine.request import Choice
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(msgspec.Struct):
     """One sequence's share of a step: tokens start..start + count.
 
     Prompt rows `scored[0]..scored[1]` (positions) are wanted for prompt logprobs; `samples` is how
@@ -43,8 +44,7 @@ class StepPlan:
     bucket: Bucket = field(init=False)  # set once the plan is complete
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What a committed step did for one sequence; `draw` is the index of its draw, -1 without.
 
     A draw that failed (token below 0) ends the sequence with an error.
@@ -57,8 +57,7 @@ class Progress:
     stop_reason: int | None = None
 
 
-@dataclass(slots=True)
-class SchedulerCounters:
+class SchedulerCounters(msgspec.Struct):
     """Totals since the start."""
 
     steps: int = 0

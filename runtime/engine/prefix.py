@@ -6,13 +6,13 @@ digest only finds a candidate; a collision costs a miss, never a wrong hit.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 Digest = Callable[[bytes], bytes]
 
 
-@dataclass(slots=True, eq=False)
-class PrefixEntry:
+class PrefixEntry(msgspec.Struct, eq=False):
     """One full block of a prefix. `tokens` are its little-endian int32 ids; `parent` may be
     replaced by an equal entry, which makes later comparisons short."""
 

@@ -4,15 +4,14 @@ Contract: at least one token is always left to compute (its logits are wanted), 
 whose logprobs are still owed are never skipped. Matched blocks are held on return.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from ropeway.runtime.engine.block_pool import BlockPool
 from ropeway.runtime.engine.prefix import Digest, extend
 from ropeway.runtime.engine.request import Choice
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True):
     """Full blocks to share, and maybe a full block to copy whose last token is computed again."""
 
     blocks: list[int]

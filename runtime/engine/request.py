@@ -6,8 +6,8 @@ sampled, whatever happened to its KV: preemption drops blocks, never tokens.
 """
 
 import enum
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One prompt and how to continue it, as far as scheduling is concerned.
 
     `total_tokens` bounds prompt and output together; `stop_ids` maps each token id that ends a
@@ -36,7 +35,7 @@ class Request:
     request_id: str
     prompt: NDArray[np.int32]
     total_tokens: int
-    stop_ids: dict[int, bool] = field(default_factory=dict)
+    stop_ids: dict[int, bool] = msgspec.field(default_factory=dict)
     choices: int = 1
     priority: int = 0  # lower runs first
     salt: str = ""

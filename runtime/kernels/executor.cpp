@@ -34,6 +34,39 @@ RunReport check_range(Fault kind, const int32_t* values, int64_t count, int64_t 
     return {};
 }
 
+// Weights that a thread's share of a product may have to be found in its L2 cache by the next bucket.
+constexpr int64_t kPieceBytes = 1 << 20;
+
+// Several buckets run a product whose weights don't fit the team's L2 caches in pieces of this many
+// columns, each piece for all buckets before the next; 0: whole. Every piece writes the same `sum`.
+// The bias of gates and ups lies in another order than their panels.
+int64_t piece_columns(const BoundStep& step, int64_t buckets, int64_t threads) {
+    const auto* product = std::get_if<NormGemm>(&step.arguments);
+    if (buckets == 1 || product == nullptr) return 0;
+    const GemmArgs& gemm = product->gemm;
+    const bool glu = gemm.epilogue != Epilogue::none;
+    if (gemm.peaks != nullptr || (glu && gemm.bias != nullptr)) return 0;
+    const int64_t panel = kPanel * round_up(gemm.k, kPanel) * item_size(gemm.x.dtype);
+    const int64_t columns = std::max<int64_t>(threads * kPieceBytes / panel, threads) * kPanel;
+    return columns < gemm.n ? columns : 0;
+}
+
+// Columns [first, first + count) of a product; first is a multiple of kPanel.
+GemmArgs columns_of(const GemmArgs& whole, int64_t first, int64_t count) {
+    const auto skip = [](const void* data, int64_t items, DType type) {
+        char* from = static_cast<char*>(const_cast<void*>(data));
+        return from == nullptr ? nullptr : from + items * item_size(type);
+    };
+    GemmArgs part = whole;
+    part.n = std::min(count, whole.n - first);
+    part.weight = skip(whole.weight, first * round_up(whole.k, kPanel), whole.x.dtype);
+    part.bias = skip(whole.bias, first, whole.x.dtype);
+    const bool glu = whole.epilogue != Epilogue::none;
+    part.y.data = skip(whole.y.data, glu ? first / 2 : first, whole.y.dtype);
+    part.add.data = skip(whole.add.data, first, whole.add.dtype);
+    return part;
+}
+
 }  // namespace
 
 Workspace::~Workspace() { std::free(data_); }
@@ -294,18 +327,36 @@ void Program::replay(const int32_t* buckets, int64_t count, int64_t limit, int64
             context.team = program.team_;
             context.barrier = [](void* team, int) { static_cast<Team*>(team)->barrier(); };
             for (int64_t i = 0; i < job.steps; ++i) {
-                for (int64_t j = 0; j < job.count; ++j) {
-                    const BucketRecord& bucket =
-                        *program.buckets_[static_cast<size_t>(job.buckets[j])];
-                    const BoundStep& step = bucket.steps[static_cast<size_t>(i)];
-                    if (bucket.counts[static_cast<int>(step.rows)] == 0) continue;
-                    program.execute(context, step);
-                    program.team_->barrier();
-                }
+                program.replay_step(context, job.buckets, job.count, static_cast<size_t>(i));
                 if (rank == 0 && job.stamps != nullptr) job.stamps[i + 1] = now();
             }
         },
         &job);
+}
+
+void Program::replay_step(const Context& context, const int32_t* buckets, int64_t count,
+                          size_t number) const {
+    const auto step_of = [&](int64_t j) -> const BoundStep* {
+        const BucketRecord& bucket = *buckets_[static_cast<size_t>(buckets[j])];
+        const BoundStep& step = bucket.steps[number];
+        return bucket.counts[static_cast<int>(step.rows)] == 0 ? nullptr : &step;
+    };
+    const BoundStep& any = buckets_[static_cast<size_t>(buckets[0])]->steps[number];
+    const int64_t columns = piece_columns(any, count, context.size);
+    const int64_t end = columns == 0 ? 1 : std::get<NormGemm>(any.arguments).gemm.n;
+    for (int64_t first = 0; first < end; first += std::max<int64_t>(columns, 1)) {
+        for (int64_t j = 0; j < count; ++j) {
+            const BoundStep* step = step_of(j);
+            if (step == nullptr) continue;
+            if (columns == 0) {
+                execute(context, *step);
+            } else {
+                const GemmArgs& whole = std::get<NormGemm>(step->arguments).gemm;
+                table_->gemm(context, columns_of(whole, first, columns));
+            }
+            team_->barrier();
+        }
+    }
 }
 
 RunReport Program::run(int bucket, const StepData& data, int64_t limit, int64_t* stamps) {

@@ -152,6 +152,9 @@ private:
     void want_peaks(BucketRecord& bucket, const StepData& data);
     void patch(BoundStep& step, const StepData& data) const;
     void replay(const int32_t* buckets, int64_t count, int64_t limit, int64_t* stamps);
+    // A thread's part of one plan step for each of the buckets.
+    void replay_step(const Context& context, const int32_t* buckets, int64_t count,
+                     size_t number) const;
     void execute(const Context& context, const BoundStep& step) const;
 
     Team* team_;

@@ -6,8 +6,8 @@ row names the token whose logprob is wanted. The rows lie packed as the native s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,8 +45,7 @@ ROW = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RowSettings:
+class RowSettings(msgspec.Struct, frozen=True):
     """All of one sequence's sampling that doesn't change from step to step; made once."""
 
     request: str
@@ -115,8 +114,7 @@ def _template(
     return row.tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class WantedRow:
+class WantedRow(msgspec.Struct, frozen=True):
     """One row to sample in this step.
 
     `row` indexes the step's logits; `position` is the index that the drawn token will have in its
@@ -145,8 +143,7 @@ class WantedRow:
         return self.mask & allowed
 
 
-@dataclass(frozen=True, slots=True)
-class SlotReset:
+class SlotReset(msgspec.Struct, frozen=True):
     """Refills a penalty slot before the step's rows are sampled.
 
     Sent when a sequence that needs a slot first samples, and again after a preemption with the
@@ -159,8 +156,7 @@ class SlotReset:
     output: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampleBatch:
+class SampleBatch(msgspec.Struct, frozen=True):
     """The rows of one step: `rows` is ROW[n]; ids and values are flat and cut by the rows."""
 
     rows: np.ndarray
@@ -321,8 +317,7 @@ def _mask_of(ids: Sequence[int] | None, vocab_size: int) -> I32 | None:
     return mask
 
 
-@dataclass(frozen=True, slots=True)
-class RowFault:
+class RowFault(msgspec.Struct, frozen=True):
     """A row that couldn't be sampled: its index in the batch, its request and why."""
 
     index: int
@@ -330,8 +325,7 @@ class RowFault:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResult(msgspec.Struct, frozen=True):
     """One answer per row of the batch.
 
     `tokens` i32[n]: drawn, or the target. `logprobs` f32[n] and `ranks` i32[n] (1: most likely,
@@ -357,7 +351,7 @@ class SampleResult:
 
     def with_faults(self, faults: "tuple[RowFault, ...]") -> "SampleResult":
         """The same answers with `faults` beside them."""
-        return replace(self, faults=faults)
+        return msgspec.structs.replace(self, faults=faults)
 
     def check(self) -> None:
         """Raises RunError for the first fault, naming its request."""

@@ -7,8 +7,8 @@ of a batch may be shared out over a team of threads, whose answer is bit-equal t
 import ctypes
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -52,8 +52,7 @@ class SampleArgs(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RowPeaks:
+class RowPeaks(msgspec.Struct, frozen=True):
     """The largest logit of each row, as `Peak` of runtime/kernels/peak.h: `parts` x `rows` of them
     at `address`; a row's is the merger of its parts. Rows that `only` marks have no logits."""
 
@@ -63,8 +62,7 @@ class RowPeaks:
     only: npt.NDArray[np.uint8] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedSample:
+class PreparedSample(msgspec.Struct, frozen=True):
     """Arguments of the native sampler, and the arrays that they point to."""
 
     args: SampleArgs

@@ -1,7 +1,8 @@
 """The text of one generated sequence: tokens in, showable deltas and stop strings out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ropeway.compiler.errors import RequestError
 from ropeway.runtime.sampling.params import SamplingParams
@@ -10,8 +11,7 @@ from ropeway.runtime.text.stop import StopScanner
 from ropeway.runtime.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """New text to show, and the stop string that ended the sequence, if one did."""
 
     text: str

@@ -8,8 +8,9 @@ detokenizer compares decoded windows instead.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -25,8 +26,7 @@ def _byte_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRules:
+class PieceRules(msgspec.Struct, frozen=True):
     """How a token's text becomes bytes.
 
     `strip` spaces are dropped from the start of the whole text. `fallback`: tokens like <0xE4> are

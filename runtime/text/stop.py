@@ -5,12 +5,12 @@ longest. This depends on the text alone, not on how tokens cut it. Held back is 
 the text that is a proper prefix of a stop string, and nothing more.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class StopStrings:
+
+class StopStrings(msgspec.Struct, frozen=True):
     """An automaton over the stop strings (Aho and Corasick 1975); node 0 is the root.
 
     Per node: the `child` by character, the node of the longest proper suffix (`fail`), the longest

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropeway.compiler.artifact import weights
 from ropeway.compiler.artifact.checksum import STEP, checksum64, word_sum
-from ropeway.compiler.artifact.reader import open_artifact
+from ropeway.compiler.artifact.reader import ArtifactFiles, open_artifact
 from ropeway.compiler.artifact.weights import WeightEntry, WeightFile, encode_weights
 from ropeway.compiler.artifact.writer import ArtifactContents, write_artifact
 from ropeway.compiler.errors import ArtifactError
@@ -147,3 +148,35 @@ def test_weights_read_into_given_memory_survive_the_file(tmp_path: Path, make: M
     assert not read.data.flags.writeable
     path.write_bytes(b"")
     assert read.view("first")[2, 6] == 20.0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("beside", [64, 192, 1 << 20])
+def test_weights_are_whole_whatever_part_is_read_beside_other_work(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch, threads: int, beside: int
+) -> None:
+    monkeypatch.setattr(weights, "_READ", 64)
+    monkeypatch.setattr(weights, "_MEANWHILE", beside)
+    path = make(tmp_path / "a.rope") / "weights/model.safetensors"
+    calls: list[int] = []
+    read = WeightFile(path, lambda size: np.zeros(size, np.uint8), threads, lambda: calls.append(1))
+    assert read.data.tobytes() == path.read_bytes()
+    assert calls == [1]
+    WeightFile(path, None, threads, lambda: calls.append(2))
+    assert calls == [1, 2]
+
+
+def test_checked_files_are_there_while_weights_are_read(tmp_path: Path, make: Make) -> None:
+    seen: list[ArtifactFiles] = []
+    artifact = open_artifact(make(tmp_path / "a.rope"), meanwhile=seen.append)
+    [files] = seen
+    assert type(files) is ArtifactFiles
+    assert (files.path, files.manifest) == (artifact.path, artifact.manifest)
+    assert files.read("ir/step.ir") == artifact.read("ir/step.ir") != b""
+    weight_file = tmp_path / "a.rope/weights/model.safetensors"
+    data = bytearray(weight_file.read_bytes())
+    data[-1] ^= 1
+    weight_file.write_bytes(data)
+    with pytest.raises(ArtifactError, match="checksum"):
+        open_artifact(tmp_path / "a.rope", meanwhile=seen.append)
+    assert len(seen) == 2

@@ -87,7 +87,7 @@ def test_batches_around_a_bucket_with_padding_of_nan(
     with ropeway.LLM(narrow) as llm:
         alone = [llm.generate(ids, PARAMS)[0] for ids in prompts]
         device = llm._engine.device
-        device.loaded.caches.fill(0xFF)
+        device.loaded.caches.fill(b"\xff")
         llm._engine.core.scheduler.pool.reset()
         used.clear()
         together = llm.generate(prompts, PARAMS)
@@ -105,7 +105,7 @@ def test_prompts_around_a_bucket_with_padding_of_nan(
 ) -> None:
     ids = byte_prompt(length)
     with ropeway.LLM(narrow) as llm:
-        llm._engine.device.loaded.caches.fill(0xFF)
+        llm._engine.device.loaded.caches.fill(b"\xff")
         output = llm.generate(ids, PARAMS)[0]
     assert tokens(output) == greedy(ids, 10)
     bucket, found = used[0]

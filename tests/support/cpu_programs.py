@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ropeway.compiler.artifact import Artifact, open_artifact, write_artifact
+from ropeway.compiler.artifact import Artifact, open_artifact
+from ropeway.compiler.artifact.writer import write_artifact
 from ropeway.compiler.config import Bucket, choose_bucket, default_buckets
 from ropeway.compiler.driver.contents import Origin, build_contents
 from ropeway.compiler.driver.options import CompileOptions
@@ -68,7 +69,9 @@ class Compiled:
     shape: Shape
     buckets: tuple[Bucket, ...]
 
-    def write(self, path: Path, target: str = "cpu") -> Artifact:
+    def write(
+        self, path: Path, target: str = "cpu", tokenizer_files: Mapping[str, bytes] | None = None
+    ) -> Artifact:
         """Save as an artifact and open it."""
         dtype = self.shape.dtype
         options = CompileOptions(target, dtype, None, self.buckets, self.buckets[-1].tokens)
@@ -80,7 +83,7 @@ class Compiled:
             vocab_size=self.shape.vocab,
             max_model_len=self.shape.positions,
             command="ropeway compile tiny -o tiny.rope",
-            tokenizer_files={},
+            tokenizer_files=dict(tokenizer_files or {}),
         )
         report = Report("", [])
         contents = build_contents(self.module, self.payload, report, options, origin)

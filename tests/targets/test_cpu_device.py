@@ -5,6 +5,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -93,7 +94,7 @@ def prefilled(load, shape, count: int, threads: int = 1, isa: str | None = None)
     for number in range(count):
         whole = step_of([(IDS[: 20 + n], 20 + n if n == number else 1) for n in range(count)])
         first, last = whole.query_start[number], whole.query_start[number + 1]
-        alone = replace(
+        alone = msgspec.structs.replace(
             whole,
             ids=whole.ids[first:last],
             positions=whole.positions[first:last],
@@ -115,7 +116,7 @@ def test_a_row_is_the_same_bits_in_every_bucket_and_batch(load, shape):
     assert np.array_equal(logits_of(device, WIDE[-1], inputs), together)
     assert np.array_equal(logits_of(device, WIDE[-2], inputs), together)
     for count in (1, 2, 3, 4):
-        fewer = replace(
+        fewer = msgspec.structs.replace(
             inputs,
             ids=inputs.ids[:count],
             positions=inputs.positions[:count],
@@ -156,7 +157,7 @@ def test_padding_and_strangers_blocks_full_of_nan_change_nothing(load):
     owned = set(inputs.block_tables[0].reshape(-1).tolist()) | {0}
     unused = [block for block in range(40) if block not in owned]
     for block in unused:
-        caches.fill(0xFF, [block])
+        caches.fill(b"\xff", [block])
     assert np.array_equal(logits_of(device, WIDE[2], inputs), expected)
     assert np.isfinite(expected).all()
 
@@ -239,7 +240,7 @@ def test_steps_that_do_not_fit_the_bucket_are_refused(load):
         device.submit(WIDE[1], decode_inputs(3))
     with pytest.raises(RunError, match="no bucket decode-16"):
         device.submit(Bucket("decode", 16, 16, 16), decode_inputs(3))
-    short = replace(decode_inputs(2), positions=np.zeros(1, np.int32))
+    short = msgspec.structs.replace(decode_inputs(2), positions=np.zeros(1, np.int32))
     with pytest.raises(RunError, match="positions"):
         device.submit(WIDE[1], short)
 

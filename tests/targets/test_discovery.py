@@ -50,9 +50,18 @@ def test_a_vendors_target_is_found_and_its_device_imported_late(entries):
 
 
 def test_two_packages_with_one_name_are_refused(entries):
+    entries(("vendor", "a:B"), ("vendor", "c:D"))
+    for look in (lambda: activate("vendor"), available_targets):
+        with pytest.raises(TargetError, match=r"'vendor' is provided twice, by a:B .* and c:D"):
+            look()
+
+
+def test_our_own_targets_are_those_of_the_entry_points_and_need_no_look_at_them(entries):
+    installed = importlib.metadata.entry_points(group=base.GROUP)
+    own = {point.name: point.value for point in installed if point.dist.name == "ropeway"}
+    assert own == base.OWN
     entries(("cpu", "a:B"), ("cpu", "c:D"))
-    with pytest.raises(TargetError, match=r"'cpu' is provided twice, by a:B .* and c:D"):
-        activate("cpu")
+    assert type(activate("cpu").target).__name__ == "CpuTarget"
 
 
 def test_a_target_that_does_not_import_is_named(entries):

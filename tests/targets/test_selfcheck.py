@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from support.cpu_programs import FAST, WIDE, compile_decoder
 
@@ -20,7 +21,10 @@ from ropeway.compiler.targets.cpu.plan import (
     decode_template,
     encode,
 )
-from ropeway.runtime.devices.cpu.device import CpuDevice
+from ropeway.runtime import selfcheck
+from ropeway.runtime.devices.cpu.device import CpuDevice, read_plans
+from ropeway.runtime.devices.cpu.native import Team
+from ropeway.runtime.devices.cpu.program import CacheMemory, Program
 from ropeway.runtime.selfcheck import small_step
 
 BF16 = replace(FAST, dtype="bf16")
@@ -139,6 +143,67 @@ def test_an_unwritten_buffer_fails_loading(programs):
         CpuDevice().load(Edited(artifact, changed, grown), 2)
 
 
+@pytest.mark.parametrize("shape", [FAST, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("op", ["add", "mul", "max"])
+@pytest.mark.parametrize("padding", ["a", "b"])  # one of the two orders of a maximum drops NaN
+def test_a_padding_row_is_seen_whatever_is_done_with_it(programs, shape, op, padding):
+    """All buckets read it alike, so only what it holds can show it."""
+    artifact = programs(shape)[1]
+    template, plans = parts(artifact)
+    wrong, shifted = planted(template, list(plans.values()), "gemm_glu")
+    number = next(i for i, step in enumerate(wrong.steps) if step.kernel == "gemm_glu")
+    x, behind = (t.steps[number].operands["x"] for t in (template, wrong))
+    other = "b" if padding == "a" else "a"
+    extra = Step(
+        "binary", f"math.{op} at nowhere:1", "tokens", {padding: behind, other: x, "y": x},
+        {"op": op, "scalar": 0.0},
+    )  # fmt: skip
+    steps = [*template.steps[:number], extra, *template.steps[number:]]
+    changed = msgspec.structs.replace(wrong, steps=steps)
+    with pytest.raises(RunError, match=rf"decode-1 failed at step {number}, math.{op} at nowhere"):
+        CpuDevice().load(Edited(artifact, changed, shifted), 2)
+
+
+def test_the_poison_spoils_sums_products_with_zero_and_maxima():
+    """Of any two neighbours in it, f32 or bf16, one is a NaN and one beats every maximum."""
+    for poison in selfcheck.POISONS:
+        words = np.frombuffer(poison, "<u4")
+        halves = np.frombuffer(poison, "<u2").astype("<u4") << 16
+        for bits in (words, halves):
+            pairs = bits.view("<f4").reshape(-1, 2)
+            assert (np.isnan(pairs).sum(1) == 1).all()
+            assert (np.nanmax(pairs, 1) > 3e38).all()
+    one, two = (np.frombuffer(poison, "<u2") for poison in selfcheck.POISONS)
+    assert ((one == 0xFFFF) == (two == 0x7F7F)).all()  # each element is both, in one or the other
+    rows = one.reshape(2, 32)
+    assert (rows[0] != rows[1]).all()
+
+
+def test_a_product_in_pieces_has_the_bits_of_a_whole_one(tmp_path):
+    """The head's weights are larger than the L2 caches; its last panel is a part of one."""
+    artifact = compile_decoder(replace(FAST, vocab=20_011)).write(tmp_path / "a.rope")
+    template, plans = read_plans(artifact)
+    team = Team(2)
+    base, apart = 0, {}
+    for bucket, plan in plans.items():
+        offsets = [base + offset for offset in plan.offsets]
+        apart[bucket] = BucketPlan(bucket, base + plan.arena_bytes, offsets)
+        base += -(-plan.arena_bytes // 4096) * 4096
+    program = Program(template, apart, artifact.weights, team)
+    caches = CacheMemory(template, 2 * len(plans) + 1)
+    program.set_caches(caches)
+    jobs = [(b, small_step(b, program.groups, 1 + 2 * n)) for n, b in enumerate(plans)]
+    program.run_together(jobs)
+    together = [program.logits(b, len(inputs.rows)).copy() for b, inputs in jobs]
+    for (bucket, inputs), found in zip(jobs, together, strict=True):
+        program.logits(bucket, len(inputs.rows))[:] = np.nan
+        program.run(bucket, inputs)
+        assert program.logits(bucket, len(inputs.rows)).tobytes() == found.tobytes()
+        assert np.ptp(found) > 0
+    program.close()
+    team.close()
+
+
 def test_small_steps_have_two_true_rows_and_fit_their_bucket():
     for bucket in WIDE:
         tokens, requests, rows = small_step(bucket, 1, 5).counts
@@ -150,8 +215,6 @@ def test_small_steps_have_two_true_rows_and_fit_their_bucket():
 
 
 def test_every_bucket_is_checked(programs, monkeypatch):
-    from ropeway.runtime import selfcheck  # noqa: PLC0415
-
     seen = []
     small = selfcheck.small_step
 
@@ -176,8 +239,6 @@ def test_the_check_of_a_tiny_program_takes_no_time(programs):
 
 
 def test_a_program_in_many_waves_is_checked_alike(monkeypatch, tmp_path):
-    from ropeway.runtime import selfcheck  # noqa: PLC0415
-
     monkeypatch.setattr(selfcheck, "_WAVE_BYTES", 1)
     device = CpuDevice()
     device.load(compile_decoder(FAST).write(tmp_path / "a.rope"), 1)

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.cpu_programs import FAST, WIDE, step_of
 
 from ropeway.compiler.config import Bucket
@@ -126,7 +126,7 @@ def test_a_failed_draw_feeds_nothing_and_keeps_nothing(load, expected) -> None:
     ]
     first = replace(first, batch=SampleBatch.build(wanted, first.batch.resets))
     caches = device.loaded.caches
-    caches.fill(0xFF)  # NaN: who reads what nobody wrote shows it
+    caches.fill(b"\xff")  # NaN: who reads what nobody wrote shows it
     queue = device.open_queue()
     tickets = [queue.enqueue(first), queue.enqueue(second)]
     one, two = queue.wait(tickets[0]), queue.wait(tickets[1])

@@ -4,7 +4,7 @@
 on load, so a library that was built from other sources is refused instead of misread.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 UNARY_OPS = (
@@ -31,8 +31,7 @@ MAX_HEAD_DIM = 256
 BLOCK_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True):
     """One kernel: operand names in native order ("?" at the end: optional), then parameters.
 
     `choices` maps a parameter to the values it may take; the native side gets their number.

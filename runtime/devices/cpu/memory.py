@@ -11,13 +11,18 @@ from ropeway.compiler.errors import RunError
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HUGE_WEIGHTS = 16 << 20  # bytes
+Pattern = bytes  # under a name that Region.bytes doesn't hide
+_FILL_PIECE = 64 << 10  # bytes copied at a time: they stay in the L2 cache
 
 
 class Region:
-    """Zeroed, page-aligned memory; large ones ask for huge pages."""
+    """Zeroed, page-aligned memory; large ones ask for huge pages, unless they are `sparse`."""
 
-    def __init__(self, size: int, what: str) -> None:
-        """Map `size` bytes. Raises RunError naming `what` when the system refuses."""
+    def __init__(self, size: int, what: str, *, sparse: bool = False) -> None:
+        """Map `size` bytes, of which few are used where it is `sparse`.
+
+        Raises RunError naming `what` when the system refuses.
+        """
         self.size = size
         try:
             # Private: the default, shared, is never given huge pages (attention 15% slower).
@@ -28,7 +33,7 @@ class Region:
                 f"no memory for {what} ({size} bytes): {error}: lower kv_cache_memory or compile "
                 f"with smaller buckets"
             ) from None
-        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 4 << 20:
+        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 4 << 20 and not sparse:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self._view = (ctypes.c_char * max(size, 1)).from_buffer(self._mapping)
         self.address = ctypes.addressof(self._view)
@@ -37,6 +42,17 @@ class Region:
     def bytes(self) -> NDArray[np.uint8]:
         """The region as an array that keeps it alive."""
         return np.frombuffer(memoryview(self._view).cast("B"), np.uint8, self.size)
+
+    def fill(self, offset: int, size: int, pattern: Pattern) -> None:
+        """Set `size` bytes from `offset` on to `pattern`, repeated from the region's start."""
+        piece = memoryview(pattern * max(1, _FILL_PIECE // len(pattern)))
+        memory = memoryview(self._view).cast("B")
+        end = offset + size
+        while offset < end:
+            skipped = offset % len(piece)
+            count = min(len(piece) - skipped, end - offset)
+            memory[offset : offset + count] = piece[skipped : skipped + count]
+            offset += count
 
     def array(self, offset: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """float32 values at a byte offset, without a copy."""

@@ -66,10 +66,10 @@ class CacheMemory:
         """Bytes in all."""
         return self._region.size
 
-    def fill(self, byte: int, blocks: Iterable[int] | None = None) -> None:
-        """Set every byte of `blocks` (None: all but the null block), for checks and tests."""
+    def fill(self, pattern: bytes, blocks: Iterable[int] | None = None) -> None:
+        """Fill `blocks` (None: all but the null block) with a pattern, for checks and tests."""
         for block in range(1, self.blocks) if blocks is None else blocks:
-            ctypes.memset(self.address + block * self.block_bytes, byte, self.block_bytes)
+            self._region.fill(block * self.block_bytes, self.block_bytes, pattern)
 
 
 class Program:
@@ -82,15 +82,20 @@ class Program:
         weights: WeightFile,
         team: Team,
         isa: str | None = None,
+        *,
+        sparse: bool = False,
     ) -> None:
-        """Bind every bucket. Template and plans are checked ones; `isa` forces a kernel set."""
+        """Bind every bucket. Template and plans are checked ones; `isa` forces a kernel set.
+
+        A `sparse` program runs steps of a few rows only, in an arena of small pages.
+        """
         self.template = template
         self.plans = plans
         self.team = team
         self.isa = chosen_isa(isa)
         self.groups = 1 + max((cache.group for cache in template.caches), default=-1)
         arena_bytes = max((plan.arena_bytes for plan in plans.values()), default=0)
-        self.arena = Region(arena_bytes + _SLACK, "the arena")
+        self.arena = Region(arena_bytes + _SLACK, "the arena", sparse=sparse)
         self._weights = weights
         self._library = load_library()
         self._caches: CacheMemory | None = None
@@ -139,9 +144,9 @@ class Program:
             )
         return number
 
-    def twin(self, plans: Mapping[Bucket, BucketPlan]) -> "Program":
-        """Another program of the same template, weights, team and kernels, with other plans."""
-        return Program(self.template, plans, self._weights, self.team, self.isa)
+    def sparse_twin(self, plans: Mapping[Bucket, BucketPlan]) -> "Program":
+        """A sparse program of the same template, weights, team and kernels, with other plans."""
+        return Program(self.template, plans, self._weights, self.team, self.isa, sparse=True)
 
     def set_caches(self, caches: CacheMemory | None) -> None:
         """Use these KV blocks from the next step on; without any, no step runs."""

@@ -3,9 +3,9 @@
 import ctypes
 import os
 import weakref
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ropeway.compiler.config import Bucket
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _COMING = -1  # no ticket
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
+class _Posted(msgspec.Struct, frozen=True):
     """A job in native form, and everything that it points to."""
 
     bucket: Bucket
@@ -107,7 +106,8 @@ class NativeQueue:
                 raise RunError(f"{len(inputs.ids)} ids with a feed of {job.feed.shape}")
             # Written by the thread.
             slots = [np.array(group, np.int32) for group in inputs.slots]
-            inputs = replace(inputs, ids=np.array(inputs.ids, np.int32), slots=slots)
+            ids = np.array(inputs.ids, np.int32)
+            inputs = msgspec.structs.replace(inputs, ids=ids, slots=slots)
         data, kept = step_data(inputs)
         copies = program.pack_copies(job.copies)
         record = records.JobRecord(
