@@ -159,9 +159,9 @@ struct TileSoftmax {
         for (int64_t i = 0; i < rows; i++) store(m.lanes + i * W, splat(-kInf));
     }
     template <bool PARTLY>
-    RW_INLINE_MEMBER void take_maxima(int64_t b) {
-        float* row = m.scores + b * kBlock;
-        for (int64_t i = 0; i < rows; i++, row += kPanel) {
+    RW_INLINE_MEMBER void take_maxima(int64_t b, int64_t first, int64_t last) {
+        float* row = m.scores + b * kBlock + first * kPanel;
+        for (int64_t i = first; i < last; i++, row += kPanel) {
             F most = load(m.lanes + i * W);
             for (int v = 0; v < kVectors; v++) {
                 F x = load(row + v * W);
@@ -173,8 +173,9 @@ struct TileSoftmax {
             store(m.lanes + i * W, most);
         }
     }
-    RW_INLINE_MEMBER void maxima(int64_t b) {
-        whole_from <= b && b < whole_to ? take_maxima<false>(b) : take_maxima<true>(b);
+    RW_INLINE_MEMBER void maxima(int64_t b, int64_t first, int64_t last) {
+        whole_from <= b && b < whole_to ? take_maxima<false>(b, first, last)
+                                        : take_maxima<true>(b, first, last);
     }
     RW_INLINE_MEMBER void finish_maxima(float* top) {
         for (int64_t i = 0; i < rows; i++) {
@@ -268,11 +269,12 @@ static void attend_blocks(TileUnit& tiles, const AttentionArgs& a, const Attenti
         if (fetch) fetch_plane((const char*)values[b - from], v_head);
         panel_product<T>(tiles, m.query, s.query_stride, whole_tiles(t.rows),
                          Segments<T>{&keys, 1, s.dp}, Columns::all, {},
-                         m.scores + b * Softmax::kBlock, [&] {
-                             if (b > from) softmax.maxima(b - 1);
-                         });
+                         m.scores + b * Softmax::kBlock,
+                         Beside{b > from ? t.rows : 0, [&](int64_t first, int64_t last) {
+                                    softmax.maxima(b - 1, first, last);
+                                }});
     }
-    softmax.maxima(to - 1);
+    softmax.maxima(to - 1, 0, t.rows);
     softmax.finish_maxima(out.top);
     weighted_values<T>(tiles, m.scores + from * Softmax::kBlock, Softmax::kBlock, t.rows, values,
                        to - from, s.dvp, out.values, [&](int64_t b, int64_t first, int64_t last) {

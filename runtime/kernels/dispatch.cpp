@@ -97,7 +97,8 @@ ScratchNeed gemm_scratch(const GemmArgs& args) {
     // A chunk of packed rows, f32 at its widest: chunk_rows() in gemm.h keeps it within this.
     const int64_t least = 192 * kp * 4, all = args.rows * kp * 4;
     const int64_t chunk = kGemmChunkBytes > least ? kGemmChunkBytes : least;
-    return {size_t(few * kp * 4), size_t(all < chunk ? all : chunk)};
+    const int64_t most = all < chunk ? all : chunk;
+    return {size_t(args.rows < kGemmOwnRows ? few * kp * 4 : most), size_t(most)};
 }
 
 ScratchNeed attention_scratch(const AttentionArgs& args, int64_t max_length, int threads) {

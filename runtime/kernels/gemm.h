@@ -1,6 +1,6 @@
-// y = act(x) W^T: packs rows of x (normalising them on the way when asked), shares panels of W over
-// the team, and runs panel_product on tiles of rows. Who packs and who computes what never changes
-// a bit of the result.
+// y = act(x) W^T: packs rows of x (normalising them on the way when asked), shares panels of W (or,
+// of many rows, the rows) over the team, and runs panel_product on tiles of rows. Who packs and who
+// computes what never changes a bit of the result.
 
 // Few rows are packed by every thread for itself: cheaper than a barrier (0.3 us) up to here.
 constexpr int64_t kPrivateRows = 8;
@@ -49,13 +49,15 @@ struct Pending {
     Peak* peaks = nullptr;
 };
 
-// kColumns: of y that a panel makes. Where they aren't the panel's own, a panel can't be halved.
+// run() finishes rows [begin, end) of one. kColumns: of y that a panel makes. Where they aren't the
+// panel's own, a panel can't be halved.
 template <class T, class Out>
 struct PlainFinish {
     static constexpr int64_t kColumns = kPanel;
-    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
-        const float* c = t.c;
-        for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t, int64_t begin,
+                                     int64_t end) {
+        const float* c = t.c + begin * kTileStride;
+        for (int64_t r = begin; r < end; r++, c += kTileStride) {
             Out* y = row<Out>(a.y, t.first + r) + t.column;
             if (!a.bias && !a.add.data && t.to - t.from == kPanel) {
                 for (int64_t i = 0; i < kPanel; i += 2 * W)
@@ -77,10 +79,11 @@ struct PlainFinish {
 template <class T, Activation act>
 struct GluFinish {
     static constexpr int64_t kColumns = kPanel / 2;
-    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
-        const float* c = t.c;
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t, int64_t begin,
+                                     int64_t end) {
+        const float* c = t.c + begin * kTileStride;
         const int64_t column = t.column / 2;
-        for (int64_t r = 0; r < t.rows; r++, c += kTileStride) {
+        for (int64_t r = begin; r < end; r++, c += kTileStride) {
             T* y = row<T>(a.y, t.first + r) + column;
             for (int64_t i = 0; i < kPanel / 2; i += W) {
                 F gate = load(c + i), up = load(c + kPanel / 2 + i);
@@ -99,9 +102,10 @@ struct GluFinish {
 template <class T>
 struct PeakFinish {
     static constexpr int64_t kColumns = kPanel;
-    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t) {
-        const float* c = t.c;
-        for (int64_t r = t.first; r < t.first + t.rows; r++, c += kTileStride) {
+    RW_INLINE_MEMBER static void run(const GemmArgs& a, const Pending& t, int64_t begin,
+                                     int64_t end) {
+        const float* c = t.c + begin * kTileStride;
+        for (int64_t r = t.first + begin; r < t.first + end; r++, c += kTileStride) {
             const float* values = c;
             alignas(64) float biased[kPanel];
             if (a.bias) {
@@ -130,16 +134,28 @@ struct PeakFinish {
     }
 };
 
-// Panels are shared in halves where the finish allows, so that an odd number of them still splits
-// evenly. A tile is finished while the dot products of the next are under way.
+// The panels that this thread multiplies with, in halves where the finish allows, so that an odd
+// number of them still splits evenly.
+template <class Finish>
+static Span my_halves(const Context& ctx, const GemmArgs& a, bool own_rows) {
+    const int64_t panels = (a.n + kPanel - 1) / kPanel;
+    if (own_rows) return {0, 2 * panels};
+    if (Finish::kColumns == kPanel) return my_part(ctx, 2 * panels);
+    const Span whole = my_part(ctx, panels);
+    return {2 * whole.begin, 2 * whole.end};
+}
+
+// A tile is finished while the next is multiplied, and the next panel comes from memory meanwhile:
+// fetched on its first use it would hold that use up three times as long as the product takes.
 template <class T, class Out, class Finish>
 static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<T>* x, int64_t lda,
-                           int64_t first, int64_t rows) {
+                           int64_t first, int64_t rows, Span halves) {
     constexpr int64_t kHalf = kPanel / 2, kTile = kRowsBest * kTileStride;
-    const int64_t kp = round_up(a.k, kPanel), panels = (a.n + kPanel - 1) / kPanel;
-    constexpr bool kWhole = Finish::kColumns != kPanel;
-    Span halves = my_part(ctx, kWhole ? panels : 2 * panels);
-    if (kWhole) halves = {2 * halves.begin, 2 * halves.end};
+    const int64_t kp = round_up(a.k, kPanel);
+    const int64_t item = sizeof(T), row_tiles = (rows + kRowsBest - 1) / kRowsBest;
+    // Of the next panel, each tile of rows asks for its share: so many lines at a step of 32 of k.
+    const int64_t lines = (kPanel * kPanel * item / 64 + row_tiles - 1) / row_tiles;
+    const int64_t share = lines * 64 * (kp / 32);
     alignas(64) float buffers[2][kTile];
     int which = 0;
     Pending last;
@@ -147,6 +163,8 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
     TileUnit tiles;
     for (int64_t h = halves.begin; h < halves.end;) {
         const int64_t p = h / 2;
+        const bool ahead = fetches_ahead<T>() && rows >= 2 * kRowsBest;
+        const bool fetched = ahead && h > halves.begin;
         const Columns columns = h % 2                 ? Columns::high
                                 : h + 1 == halves.end ? Columns::low
                                                       : Columns::all;
@@ -163,38 +181,56 @@ static void multiply_share(const Context& ctx, const GemmArgs& a, const operand<
             const T* panel = (const T*)a.weight + p * kp * kPanel;
             const Segments<T> b = {&panel, 1, kp};
             // One tile of rows stays in L1 from panel to panel; of many, the panel stays.
-            const Access access = {r == 0, rows > kRowsBest};
+            Access access = {r == 0 && !fetched, rows > kRowsBest};
+            if (ahead && h < halves.end) {
+                access.ahead = (const char*)(panel + kp * kPanel) + r / kRowsBest * share;
+                access.lines = lines;
+            }
+            const auto finish = [&](int64_t begin, int64_t end) {
+                Finish::run(a, last, begin, end);
+            };
             panel_product<T>(tiles, x + r * lda, lda, n, b, columns, access, c,
-                             [&] { Finish::run(a, last); });
+                             Beside{last.rows, finish});
             last = {c, first + r, n, p * kPanel, from, to, peaks};
             which ^= 1;
         }
     }
-    Finish::run(a, last);
+    Finish::run(a, last, 0, last.rows);
+}
+
+// Of many rows each thread packs and multiplies its own, with every panel: both cores' copies of a
+// weight come from memory once, what a row needs was written by its own core (its norm doesn't wait
+// for lines of another), and nobody waits at a barrier. Peaks are parted by columns.
+static bool owns_rows(const Context& ctx, const GemmArgs& a) {
+    return a.rows >= kGemmOwnRows * ctx.size && !a.peaks;
 }
 
 template <class T, class Out, class Finish = PlainFinish<T, Out>>
 static void gemm_chunks(const Context& ctx, const GemmArgs& a) {
     const int64_t kp = round_up(a.k, kPanel), item = sizeof(operand<T>);
     const bool as_it_is = !a.norm && a.k == kp && sizeof(T) == sizeof(operand<T>);
-    const bool alone = a.rows <= kPrivateRows || ctx.size == 1;
-    const int64_t chunk = chunk_rows(a.rows, kp, item), stride = packed_stride(kp, item);
-    operand<T>* packed = (operand<T>*)(a.rows <= kPrivateRows ? ctx.scratch : ctx.shared);
+    const bool own = owns_rows(ctx, a), few = a.rows <= kPrivateRows;
+    const bool alone = own || few || ctx.size == 1;
+    const Span all = own ? my_part(ctx, a.rows) : Span{0, a.rows};
+    const Span halves = my_halves<Finish>(ctx, a, own);
+    const int64_t chunk = chunk_rows(all.end - all.begin, kp, item);
+    const int64_t stride = packed_stride(kp, item);
+    operand<T>* packed = (operand<T>*)(own || few ? ctx.scratch : ctx.shared);
     for (int64_t r = 0; a.peaks && r < a.rows; r++) a.peaks[ctx.rank * a.rows + r] = Peak();
-    for (int64_t first = 0; first < a.rows; first += chunk) {
-        const int64_t rows = smaller(chunk, a.rows - first);
+    for (int64_t first = all.begin; first < all.end; first += chunk) {
+        const int64_t rows = smaller(chunk, all.end - first);
         if (as_it_is) {
             multiply_share<T, Out, Finish>(ctx, a, (const operand<T>*)row<T>(a.x, first),
-                                           a.x.stride, first, rows);
+                                           a.x.stride, first, rows, halves);
             continue;
         }
         const Span mine = alone ? Span{0, rows} : my_part(ctx, rows);
         if (!alone && first > 0)
             ctx.barrier(ctx.team, ctx.rank);  // everybody has read the last chunk
         for (int64_t r = mine.begin; r < mine.end; r++)
-            pack_row<T>(a, first + r, kp, !alone || ctx.rank == 0, packed + r * stride);
+            pack_row<T>(a, first + r, kp, own || !alone || ctx.rank == 0, packed + r * stride);
         if (!alone) ctx.barrier(ctx.team, ctx.rank);
-        multiply_share<T, Out, Finish>(ctx, a, packed, stride, first, rows);
+        multiply_share<T, Out, Finish>(ctx, a, packed, stride, first, rows, halves);
     }
 }
 

@@ -29,6 +29,7 @@ constexpr int kTileTokens = 256;  // attention's unit of online softmax, from po
 constexpr int kMaxDims = 6;
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kGemmChunkBytes = 1 << 20;  // packed rows in flight: half of a 2 MiB L2
+constexpr int64_t kGemmOwnRows = 192;         // a thread multiplies rows of its own from here on
 constexpr int64_t kAttentionSplitBytes =
     4 << 20;  // partial results of a context that is split over threads
 

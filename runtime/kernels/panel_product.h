@@ -27,10 +27,22 @@ using operand = typename OperandOf<T>::type;
 enum class Columns { all, low, high };
 
 // How the caches should take it: B comes from memory for the first time; the rows of `a` won't be
-// read again before many others were.
+// read again before many others were; at each step of 32 of k, `lines` cache lines from `ahead` on
+// are asked for, where the level does that at all (fetches_ahead).
 struct Access {
     bool b_streams = false, a_once = false;
+    const char* ahead = nullptr;
+    int64_t lines = 0;
 };
+
+// Work to do beside a product: items [0, count), in ascending order, all before c is written.
+template <class Run>
+struct Beside {
+    int64_t count;
+    Run run;  // (first, last)
+};
+template <class Run>
+Beside(int64_t, Run) -> Beside<Run>;
 
 template <class T>
 struct Segments {
@@ -171,13 +183,16 @@ static void vector_product(const operand<T>* a, int64_t lda, int64_t rows, Segme
 struct TileUnit {};  // nothing to set up
 constexpr int64_t kRowsBest =
     kRowsAtOnce * (kRowsAtOnce < 8 ? 8 : 4);  // rows of a product that use a panel in L1 well
-// At most kRowsBest rows. `before_store` runs before c is written: work on the tile before, which
-// tiles overlap with.
-template <class T, class Before>
+template <class T>
+constexpr bool fetches_ahead() {
+    return false;
+}
+// At most kRowsBest rows. There is nothing to gain from work beside it.
+template <class T, class Run>
 RW_INLINE void panel_product(TileUnit&, const operand<T>* a, int64_t lda, int64_t rows,
                              Segments<T> b, Columns columns, Access access, float* c,
-                             Before before_store) {
-    before_store();
+                             Beside<Run> beside) {
+    beside.run(0, beside.count);
     vector_product<T>(a, lda, rows, b, columns, access.b_streams, c);
 }
 #endif
@@ -185,5 +200,6 @@ RW_INLINE void panel_product(TileUnit&, const operand<T>* a, int64_t lda, int64_
 template <class T>
 static void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows,
                           Segments<T> b, float* c) {
-    panel_product<T>(tiles, a, lda, rows, b, Columns::all, {}, c, [] {});
+    panel_product<T>(tiles, a, lda, rows, b, Columns::all, {}, c,
+                     Beside{0, [](int64_t, int64_t) {}});
 }

@@ -50,9 +50,13 @@ struct TileUnit {
         for (int line = 8 * (quarter); line < 8 * (quarter) + 8; line++) \
     __builtin_prefetch((const char*)p + kStreamAhead + 64 * line, 0, 2)
 
-template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, bool ONCE, class Before>
-RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float* c,
-                            Before before_store) {
+// A dot product holds one of the two vector ports for 16 cycles and leaves the other free: 64
+// vector instructions beside four of them cost nothing, if they are spread so finely that both are
+// in the window of instructions under way. Hence the work beside is done in portions, one at each
+// step of k.
+template <bool LOWER, bool LEFT, bool RIGHT, bool STREAM, bool ONCE, class Run>
+RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, Access access, float* c,
+                            Beside<Run> beside) {
     // All rows there are: no panel is read again, and the rows should stay in the L1 cache.
     constexpr bool B_ONCE = STREAM && !ONCE;
     const int64_t a_stride = lda * 2, lower = 16 * lda;
@@ -60,6 +64,8 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
     if (RIGHT) RW_TILE_ZERO(1);
     if (LOWER && LEFT) RW_TILE_ZERO(2);
     if (LOWER && RIGHT) RW_TILE_ZERO(3);
+    const int64_t steps = b.count * b.k / 32, portion = (beside.count + steps - 1) / steps;
+    int64_t done = 0;
     for (int64_t s = 0; s < b.count; s++, a += b.a_gap) {
         const bf16* p = b.data[s];
         for (int64_t k = 0; k < b.k; k += 32, a += 32, p += 32 * kPanel) {
@@ -73,6 +79,9 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
             else
                 RW_TILE_LOAD(4, a, a_stride);
             RW_STREAM_QUARTER(1);
+            for (int64_t line = 0; line < access.lines; line++)
+                __builtin_prefetch(access.ahead + 64 * line, 0, 2);
+            access.ahead += 64 * access.lines;
             if (LEFT) RW_TILE_DOT(0, 4, 6);
             if (RIGHT && B_ONCE) RW_TILE_LOAD_ONCE(7, p + 32, 128);
             if (RIGHT && !B_ONCE) RW_TILE_LOAD(7, p + 32, 128);
@@ -83,9 +92,11 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
             RW_STREAM_QUARTER(3);
             if (LOWER && LEFT) RW_TILE_DOT(2, 5, 6);
             if (LOWER && RIGHT) RW_TILE_DOT(3, 5, 7);
+            const int64_t first = done;
+            done = smaller(first + portion, beside.count);
+            beside.run(first, done);
         }
     }
-    before_store();
     const int64_t c_stride = kTileStride * 4;
     if (LEFT) RW_TILE_STORE(0, c, c_stride);
     if (RIGHT) RW_TILE_STORE(1, c + 16, c_stride);
@@ -93,39 +104,42 @@ RW_INLINE void tile_product(const bf16* a, int64_t lda, Segments<bf16> b, float*
     if (LOWER && RIGHT) RW_TILE_STORE(3, c + 16 * kTileStride + 16, c_stride);
 }
 
-template <bool LOWER, bool STREAM, bool ONCE, class Before>
-RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns, float* c,
-                            Before before_store) {
+template <bool LOWER, bool STREAM, bool ONCE, class Run>
+RW_INLINE void tile_columns(const bf16* a, int64_t lda, Segments<bf16> b, Columns columns,
+                            Access access, float* c, Beside<Run> beside) {
     if (columns == Columns::all)
-        return tile_product<LOWER, true, true, STREAM, ONCE>(a, lda, b, c, before_store);
+        return tile_product<LOWER, true, true, STREAM, ONCE>(a, lda, b, access, c, beside);
     if (columns == Columns::low)
-        return tile_product<LOWER, true, false, false, ONCE>(a, lda, b, c, before_store);
-    tile_product<LOWER, false, true, false, ONCE>(a, lda, b, c, before_store);
+        return tile_product<LOWER, true, false, false, ONCE>(a, lda, b, access, c, beside);
+    tile_product<LOWER, false, true, false, ONCE>(a, lda, b, access, c, beside);
 }
 
 constexpr int64_t kRowsBest = 32;
 
-// At most kRowsBest rows. `before_store` runs when all dot products are issued and their results
-// are still under way: the place for work on the tile before (it takes 70 ns to finish a tile of 32
-// x 32, hidden here).
-template <class T, class Before>
+template <class T>
+constexpr bool fetches_ahead() {
+    return sizeof(T) == 2;
+}
+
+// At most kRowsBest rows.
+template <class T, class Run>
 RW_INLINE void panel_product(TileUnit& tiles, const operand<T>* a, int64_t lda, int64_t rows,
                              Segments<T> b, Columns columns, Access access, float* c,
-                             Before before_store) {
+                             Beside<Run> beside) {
     if constexpr (sizeof(T) == 4) {
-        before_store();
+        beside.run(0, beside.count);
         vector_product<T>(a, lda, rows, b, columns, access.b_streams, c);
     } else {
         tiles.configure(rows);
         const bool lower = rows > 16, stream = access.b_streams;
         if (lower && access.a_once)
-            stream ? tile_columns<true, true, true>(a, lda, b, columns, c, before_store)
-                   : tile_columns<true, false, true>(a, lda, b, columns, c, before_store);
+            stream ? tile_columns<true, true, true>(a, lda, b, columns, access, c, beside)
+                   : tile_columns<true, false, true>(a, lda, b, columns, access, c, beside);
         else if (lower)
-            stream ? tile_columns<true, true, false>(a, lda, b, columns, c, before_store)
-                   : tile_columns<true, false, false>(a, lda, b, columns, c, before_store);
+            stream ? tile_columns<true, true, false>(a, lda, b, columns, access, c, beside)
+                   : tile_columns<true, false, false>(a, lda, b, columns, access, c, beside);
         else
-            stream ? tile_columns<false, true, false>(a, lda, b, columns, c, before_store)
-                   : tile_columns<false, false, false>(a, lda, b, columns, c, before_store);
+            stream ? tile_columns<false, true, false>(a, lda, b, columns, access, c, beside)
+                   : tile_columns<false, false, false>(a, lda, b, columns, access, c, beside);
     }
 }
