@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Ctrl-C means what it means at a terminal, though a shell's background jobs ignore it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How fast a busy machine draws examples says nothing about what they test.
+    slow = hypothesis.HealthCheck.too_slow
+    hypothesis.settings.register_profile("any", deadline=None, suppress_health_check=[slow])
+    hypothesis.settings.load_profile("any")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker:
         cores = sorted(os.sched_getaffinity(0))
