@@ -85,9 +85,12 @@ def test_a_field_is_refused_by_name(name: str, value: Any, toy: MakeToy) -> None
 def _types_of(union: Any) -> set[str]:
     """What `type` may be, over the members of a union of typed dicts."""
     found: set[str] = set()
-    for member in typing.get_args(union):
-        hint = typing.get_type_hints(member).get("type")
-        found.update(typing.get_args(hint))
+    waiting = [typing.get_type_hints(member).get("type") for member in typing.get_args(union)]
+    while waiting:
+        hint = waiting.pop()
+        if isinstance(hint, str):
+            found.add(hint)
+        waiting += typing.get_args(hint)
     return found
 
 
