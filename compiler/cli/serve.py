@@ -23,7 +23,7 @@ from ropeway.serving.settings import ServerSettings
 
 _ADDRESS, _ACCESS = "Address", "Access and limits"
 _ENGINE, _ANSWERS, _TUNING, _LIFE = "Engine", "Requests and answers", "Tuning", "Life and logs"
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 

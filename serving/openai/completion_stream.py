@@ -6,7 +6,7 @@ then [DONE].
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from ropeway.runtime.outputs import CompletionDelta
@@ -35,7 +35,8 @@ async def stream_completion(
     async with AsyncExitStack() as stack:
         for generation in generations:
             await stack.enter_async_context(generation)
-        async for position, deltas in news_of(generations):
+        news = await stack.enter_async_context(aclosing(news_of(generations)))
+        async for position, deltas in news:
             if apart:
                 events = await in_thread(stream.events, position, deltas)
             else:

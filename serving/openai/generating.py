@@ -1,7 +1,7 @@
 """Several generations at once: their news as one stream, their outputs as one list."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,10 @@ async def outputs_of(generations: Sequence["Generation"]) -> list[RequestOutput]
 
 async def news_of(
     generations: Sequence["Generation"],
-) -> AsyncIterator[tuple[int, list[CompletionDelta]]]:
+) -> AsyncGenerator[tuple[int, list[CompletionDelta]], None]:
     """(which generation, its news) as they come, until all have ended.
 
-    Raises ApiError when one failed. The caller closes the generations.
+    Raises ApiError when one failed. The caller closes this, and the generations.
     """
     if len(generations) == 1:
         while deltas := await generations[0].news():
@@ -50,6 +50,7 @@ async def news_of(
     finally:
         for task in waiting:
             task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def check_end(finish_reason: str | None, stop_reason: int | str | None) -> None:

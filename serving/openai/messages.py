@@ -123,7 +123,7 @@ class AllowedChoice(
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +136,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     # Extensions.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

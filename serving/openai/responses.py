@@ -54,17 +54,16 @@ async def responses(http: Request, context: ServerContext) -> Answer:
         output = await generation.output()
     [choice] = output.outputs
     check_end(choice.finish_reason, choice.stop_reason)
-    writing.take(
-        CompletionDelta(
-            output.request_id,
-            0,
-            choice.text,
-            choice.token_ids,
-            choice.logprobs,
-            choice.finish_reason,
-            choice.stop_reason,
-        )
+    delta = CompletionDelta(
+        output.request_id,
+        0,
+        choice.text,
+        choice.token_ids,
+        choice.logprobs,
+        choice.finish_reason,
+        choice.stop_reason,
     )
+    await context.client.in_thread(writing.take, delta)  # slow where there is much to parse
     return json_answer(writing.response)
 
 

@@ -41,7 +41,7 @@ REFUSED = {
     "previous_response_id": "no answer is kept here: give its items as input, before the new ones",
     "prompt": "no prompts are kept here: give instructions and input",
 }
-# Of OpenAI's own tools, which aren't served; a request that names one is told so.
+# Kinds that belong to OpenAI's own tools or to what it stores; a request that has one is told so.
 OTHER_ITEMS = frozenset(
     (
         "additional_tools",
@@ -56,6 +56,7 @@ OTHER_ITEMS = frozenset(
         "custom_tool_call_output",
         "file_search_call",
         "image_generation_call",
+        "item_reference",
         "local_shell_call",
         "local_shell_call_output",
         "mcp_approval_request",
@@ -96,7 +97,7 @@ OTHER_PARTS = frozenset(("input_audio", "input_file", "input_image"))
 
 
 class _Tagged(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
-    """A part, an item, a tool or a choice of one: `type` says which."""
+    """A part, an item or a choice of tools: `type` says which."""
 
 
 class InputText(_Tagged, tag="input_text"):
@@ -120,15 +121,17 @@ class Refusal(_Tagged, tag="refusal"):
     refusal: str
 
 
-class ReasoningText(_Tagged, tag="reasoning_text"):
+class ReasoningText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A model's thinking."""
 
+    type: Literal["reasoning_text"]
     text: str
 
 
-class SummaryText(_Tagged, tag="summary_text"):
+class SummaryText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A summary of it."""
 
+    type: Literal["summary_text"]
     text: str
 
 
@@ -179,18 +182,13 @@ class ReasoningItem(_Tagged, tag="reasoning"):
     status: Status | None = None
 
 
-class ItemReference(_Tagged, tag="item_reference"):
-    """An item that was answered before; refused, as none is kept."""
-
-    id: str
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference
-
-
-class FunctionTool(_Tagged, tag="function"):
+class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that may be called; `parameters` is a JSON schema."""
 
+    type: Literal["function"]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -22,7 +22,6 @@ from ropeway.serving.openai.responses_fields import (
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionChoice,
-    ItemReference,
     JsonObjectFormat,
     JsonSchemaFormat,
     MessageItem,
@@ -212,8 +211,6 @@ def _add(lowered: Lowered, path: str, message: chat.Message) -> None:
 
 def _lower_item(lowered: Lowered, item: Any, path: str, thoughts: str) -> str:
     """Adds an item; the thinking that the next message of the assistant begins with."""
-    if isinstance(item, ItemReference):
-        raise RequestError(f"{path}.type", "no item is kept here: give the item itself")
     if isinstance(item, ReasoningItem):
         return thoughts + "".join(part.text for part in item.content or item.summary)
     if isinstance(item, FunctionCallOutputItem):

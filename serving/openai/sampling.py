@@ -92,8 +92,9 @@ def room_for_answer(
     asked = f"{prompt_tokens} tokens" + (f" and {wanted} of answer" if wanted else "")
     raise ApiError(
         400,
-        f"{blamed}: the maximum context length is {max_model_len} tokens, prompt and answer "
-        f"together, but {asked} were asked for: shorten the prompt or lower {max_tokens}",
+        # Libraries tell this error from others by its first words.
+        f"{blamed}: this model's maximum context length is {max_model_len} tokens, prompt and "
+        f"answer together, but {asked} were asked for: shorten the prompt or lower {max_tokens}",
         param=blamed,
         code="context_length_exceeded",
     )

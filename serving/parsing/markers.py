@@ -32,10 +32,12 @@ class Marker:
     def certain(self, text: str) -> int:
         """How much of `text`, which holds no whole marker, isn't the beginning of one."""
         cut = len(text)
-        for length in range(min(len(self.text) - 1, cut), 0, -1):
-            if text.endswith(self.text[:length]):
-                cut -= length
+        begin = text.find(self.text[0], max(cut - len(self.text) + 1, 0))
+        while begin >= 0:
+            if self.text.startswith(text[begin:]):
+                cut = begin
                 break
+            begin = text.find(self.text[0], begin + 1)
         return len(text[:cut].rstrip())
 
 

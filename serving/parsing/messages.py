@@ -171,8 +171,9 @@ def _call_id(call_id: str, form: ChatFormat) -> str:
 def _tool(tool: Tool) -> dict[str, Any]:
     """What a model is shown of a tool."""
     function = tool.function
-    shown: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        shown["description"] = function.description
-    shown["parameters"] = function.parameters or {"type": "object", "properties": {}}
+    shown = {
+        "name": function.name,
+        "description": function.description or "",  # which some templates join to a text
+        "parameters": function.parameters or {"type": "object", "properties": {}},
+    }
     return {"type": "function", "function": shown}

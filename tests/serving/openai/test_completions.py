@@ -1,5 +1,6 @@
 """/v1/completions: each value against the offline LLM, and streams against whole answers."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,11 @@ from support.toy_server import ToyServer
 
 from ropeway.runtime.outputs import Logprobs
 from ropeway.runtime.sampling.params import SamplingParams
+from ropeway.serving.openai.completion_answer import CompletionJob
+from ropeway.serving.openai.completion_stream import stream_completion
+from ropeway.serving.openai.fields import CompletionRequest
+from ropeway.serving.openai.prompts import Prompt
+from ropeway.serving.process.generation import Submission
 
 MakeToy = Callable[..., ToyServer]
 PATH = "/completions"
@@ -349,6 +355,41 @@ def test_without_options_a_stream_has_no_usage(toy: MakeToy) -> None:
         answer = toy().post(PATH, {"prompt": "a", "stream": True, "max_tokens": 2, **options})
         assert b"usage" not in answer.content
         assert answer.content.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("prompt", ["hello", ["hello", "world", "again"]], ids=["one", "three"])
+def test_a_stream_that_is_closed_aborts_what_runs(prompt: Any, toy: MakeToy) -> None:
+    client = toy().client
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    request = CompletionRequest(prompt=prompt)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+
+    async def leave_after(count: int) -> None:
+        generations = await client.submit(
+            [Submission(ids_of(text), params) for text in texts], streaming=True
+        )
+        job = CompletionJob(
+            request=request,
+            prompts=[Prompt(tuple(ids_of(text)), text) for text in texts],
+            answer_id="x",
+            created=0,
+            model="toy",
+            tokenizer=client.tokenizer,
+            n=1,
+            scores_only=False,
+        )
+        stream = stream_completion(job, generations, client.in_thread)
+        for _ in range(count):
+            await anext(stream)
+        await stream.aclose()
+        assert [one.aborted for one in generations] == [True] * len(texts)
+        assert len(asyncio.all_tasks()) == 1
+
+    for count in (1, 4):
+        asyncio.run(leave_after(count))
+    client.llm._advance()
+    stats = client.llm.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(toy: MakeToy) -> None:

@@ -1,7 +1,9 @@
 """Every field of OpenAI's published schema is taken, and what becomes of each is said."""
 
+import re
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from openai.types.chat.chat_completion_stream_options_param import (
 )
 from support.toy_server import MODEL, ToyServer
 
+from ropeway.serving.openai import meaning
 from ropeway.serving.openai.fields import CompletionRequest, StreamOptions
 from ropeway.serving.openai.meaning import NO_MEANING, REFUSED
 from ropeway.serving.openai.messages import ChatRequest, Message
@@ -48,6 +51,16 @@ REFUSED_VALUES: dict[str, Any] = {
     "suffix": "and then",
     "web_search_options": {},
 }
+
+
+def test_the_documents_tables_are_the_codes() -> None:
+    text = Path(meaning.__file__).with_name("FIELDS.md").read_text()
+    accepted, refused = text.split("## Refused with 400")
+    rows = [
+        dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", part, re.M)) for part in (accepted, refused)
+    ]
+    assert rows[0] == NO_MEANING
+    assert rows[1] == {name: refusal.why for name, refusal in REFUSED.items()}
 
 
 def _published(*kinds: Any) -> set[str]:

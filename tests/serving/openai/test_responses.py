@@ -1,17 +1,19 @@
 """/v1/responses against chats, and its streams against its answers."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai.types.responses import Response
 from support.response_grammar import read_events, read_response
 from support.toy_server import ToyServer, scripted_server, toy_http
 
 from ropeway.serving.openai.responses import ENDPOINTS
+from ropeway.serving.openai.responses_fields import ResponsesRequest
+from ropeway.serving.openai.responses_lower import lower
 
 MakeToy = Callable[..., ToyServer]
 PATH = "/responses"
@@ -284,17 +286,25 @@ def test_an_engine_that_fails_at_once_is_a_status(toy: MakeToy) -> None:
     assert post(toy(fail_after=0), {"input": "hi"}).status_code == 500
 
 
-def test_json_of_a_schema() -> None:
-    fields = {
-        "input": "?",
-        "text": {
-            "format": {
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (
+            {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+            {
                 "type": "json_schema",
-                "name": "n",
-                "schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
-            }
-        },
-    }
-    answer = whole(scripted_server('{"a": 1}'), **fields)
-    assert json.loads(answer["output"][0]["content"][0]["text"]) == {"a": 1}
-    assert answer["text"]["format"]["name"] == "n"
+                "json_schema": {
+                    "name": "n",
+                    "schema": {"type": "object"},
+                    "strict": True,
+                    "description": None,
+                },
+            },
+        ),
+    ],
+)
+def test_a_form_is_the_chats_form(form: dict[str, Any], expected: Any) -> None:
+    request = msgspec.convert({"input": "?", "text": {"format": form}}, ResponsesRequest)
+    assert msgspec.to_builtins(lower(request).request.response_format) == expected

@@ -1,7 +1,9 @@
 """Every field of OpenAI's published schema is taken, or refused by name."""
 
+import re
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,14 +87,17 @@ def test_a_field_is_refused_by_name(name: str, value: Any, toy: MakeToy) -> None
 def _types_of(union: Any) -> set[str]:
     """What `type` may be, over the members of a union of typed dicts."""
     found: set[str] = set()
-    for member in typing.get_args(union):
-        hint = typing.get_type_hints(member).get("type")
-        found.update(typing.get_args(hint))
+    waiting = [typing.get_type_hints(member).get("type") for member in typing.get_args(union)]
+    while waiting:
+        hint = waiting.pop()
+        if isinstance(hint, str):
+            found.add(hint)
+        waiting += typing.get_args(hint)
     return found
 
 
 def test_every_kind_of_item_and_tool_is_served_or_refused_by_name() -> None:
-    served = {"message", "function_call", "function_call_output", "reasoning", "item_reference"}
+    served = {"message", "function_call", "function_call_output", "reasoning"}
     assert _types_of(ResponseInputItemParam) == served | fields.OTHER_ITEMS
     assert _types_of(ToolParam) <= {"function"} | fields.OTHER_TOOLS
     assert set(typing.get_args(ResponseIncludable)) == set(typing.get_args(fields.Includable))
@@ -135,6 +140,7 @@ def test_every_kind_of_item_and_tool_is_served_or_refused_by_name() -> None:
         ({"include": ["nonsense"]}, "include[0]"),
         ({"truncation": "some"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         (
             {"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]},
@@ -173,3 +179,9 @@ def test_what_is_wrong_is_named_by_its_path(body: dict[str, Any], param: str, to
     error = refused(toy(), **body)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+def test_the_tables_for_readers_are_the_tables_of_the_code() -> None:
+    page = Path(fields.__file__).with_name("RESPONSES.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page, re.MULTILINE))
+    assert rows == {**fields.NO_MEANING, **fields.REFUSED}

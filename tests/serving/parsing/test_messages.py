@@ -93,6 +93,14 @@ def test_calls_and_results_become_what_templates_read() -> None:
     assert tools == [{"type": "function", "function": function}]
 
 
+def test_a_tool_has_all_that_templates_read() -> None:
+    tool = msgspec.convert({"function": {"name": "now"}}, Tool)
+    _, tools = lowered([ASK], use=ToolUse([tool], "auto"))
+    schema = {"type": "object", "properties": {}}
+    function = {"name": "now", "description": "", "parameters": schema}
+    assert tools == [{"type": "function", "function": function}]
+
+
 def test_a_template_that_knows_tools_renders_them() -> None:
     text = rendered(KNOWS_TOOLS, [ASK, CALLS, *RESULTS], USE)
     assert text.startswith('[tools {"type": "function", "function": {"name": "weather", ')
