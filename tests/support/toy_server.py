@@ -175,9 +175,11 @@ class ScriptedDevice(ToyDevice):
         return handle
 
 
-def scripted_server(text: str, *, steps: int = 1, **settings: Any) -> "ToyServer":
+def scripted_server(
+    text: str, *, steps: int = 1, tokenizer: Tokenizer | None = None, **settings: Any
+) -> "ToyServer":
     """A server whose model always says `text`."""
-    tokenizer = byte_level()
+    tokenizer = tokenizer or byte_level()
     script = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
     llm = toy_llm(
         tokenizer=tokenizer,

@@ -1,6 +1,7 @@
 """/v1/responses against chats, and its streams against its answers."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from openai.types.responses import Response
 from support.response_grammar import read_events, read_response
+from support.tiny_tokenizers import byte_level
 from support.toy_server import ToyServer, scripted_server, toy_http
 
 from ropeway.serving.openai.responses import ENDPOINTS
@@ -165,6 +167,20 @@ def test_thinking_is_an_item(steps: int) -> None:
         server.client.tokenizer.encode("Hm, so.")  # type: ignore[union-attr]
     )
     assert lasting(streamed(server, input="?")) == lasting(answer)
+
+
+def test_markers_that_are_special_tokens_are_seen_and_not_shown() -> None:
+    tokenizer = byte_level(special=("[TOOL_CALLS]", "[ARGS]"))
+    text = 'Well.[TOOL_CALLS]weather[ARGS]{"city": "Rome"}'
+    server = scripted_server(text, tokenizer=tokenizer, tool_call_parser="mistral")
+    answer = whole(server, input="?", tools=[WEATHER])
+    message, call = answer["output"]
+    assert message["content"][0]["text"] == "Well."
+    assert (call["name"], call["arguments"]) == ("weather", '{"city": "Rome"}')
+    assert re.fullmatch(r"[a-zA-Z0-9]{9}", call["call_id"])
+    assert lasting(streamed(server, input="?", tools=[WEATHER])) == lasting(answer)
+    [plain] = whole(server, input="?")["output"]  # nobody looks for calls: special tokens stay away
+    assert plain["content"][0]["text"] == 'Well.weather{"city": "Rome"}'
 
 
 def test_an_answer_of_nothing_is_an_empty_message() -> None:
