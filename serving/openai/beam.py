@@ -19,6 +19,7 @@ from ropeway.runtime.text.tokenizer import Tokenizer
 from ropeway.serving.errors import ApiError
 from ropeway.serving.openai.fields import GenerationFields
 from ropeway.serving.openai.generating import outputs_of
+from ropeway.serving.openai.logprobs import top_entries
 
 if TYPE_CHECKING:
     from ropeway.serving.process.client import EngineClient
@@ -76,7 +77,7 @@ class BeamSearch:
         made = [
             Beam((*beam.ids, token), beam.logprob + value.logprob, (*beam.entries, entry))
             for beam, entry in zip(beams, looked, strict=True)
-            for token, value in sorted(entry.items(), key=lambda item: item[1].rank)
+            for token, value in top_entries(entry, 2 * self.width)
         ]
         made = [replace(one, ended=one.ids[-1] in self.ends) for one in made]
         return sorted(made, key=lambda one: -one.logprob)  # stable; all have the same length
@@ -129,7 +130,9 @@ async def beam_search(
     step = SamplingParams(
         max_tokens=1,
         temperature=0.0,
-        logprobs=min(2 * search.width, client.info.vocab_size),
+        logprobs=min(
+            max(2 * search.width, submission.params.logprobs or 0), client.info.vocab_size
+        ),
         detokenize=False,
     )
     scored = msgspec.structs.replace(step, prompt_logprobs=submission.params.prompt_logprobs)

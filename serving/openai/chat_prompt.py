@@ -112,7 +112,9 @@ def _render(
     text = _text_of(request.messages[-1])
     # The template writes something after every message. It ends at a mark that nobody can guess.
     mark = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
-    messages = [*messages[:-1], {**messages[-1], "content": text + mark}]
+    written = messages[-1].get("content")
+    open_message = {"content": f"{written if isinstance(written, str) else text}{mark}"}
+    messages = [*messages[:-1], messages[-1] | open_message]
     rendered = tokenizer.render_chat(messages, tools=tools, add_generation_prompt=False, **options)
     return _cut(rendered, mark), text
 

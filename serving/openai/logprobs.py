@@ -96,7 +96,7 @@ class TextLogprobsWriter:
             made.tokens.append(self._name(token, chosen.decoded_token))
             made.token_logprobs.append(finite(chosen.logprob))
             top: dict[str, float] = {}
-            for other, value in top_entries(token, entry, self._count, always=True):
+            for other, value in top_entries(entry, self._count, token):
                 # Parts of characters may all look alike: the more likely one keeps the name.
                 top.setdefault(self._name(other, value.decoded_token), finite(value.logprob))
             made.top_logprobs.append(top)
@@ -128,7 +128,7 @@ def chat_logprobs(
             raw(token),
             [
                 TopLogprob(name(other, value), finite(value.logprob), raw(other))
-                for other, value in top_entries(token, entry, count, always=False)
+                for other, value in top_entries(entry, count)
             ],
         )
         for token, entry in zip(ids, entries, strict=True)
@@ -136,12 +136,12 @@ def chat_logprobs(
 
 
 def top_entries(
-    chosen: int, entry: Logprobs, count: int, *, always: bool
+    entry: Logprobs, count: int, chosen: int | None = None
 ) -> list[tuple[int, Logprob]]:
-    """The `count` most likely tokens of an entry, and the chosen one too if `always`."""
+    """The `count` most likely tokens of an entry, likeliest first, and `chosen` too."""
     ranked = sorted(entry.items(), key=lambda item: item[1].rank)
     top = [item for item in ranked if item[1].rank <= count][:count]
-    if always and all(token != chosen for token, _ in top):
+    if chosen is not None and all(token != chosen for token, _ in top):
         top.append((chosen, entry[chosen]))
     return top
 
@@ -155,7 +155,7 @@ def prompt_logprobs(
         if entry is None
         else {
             str(token): PromptLogprob(finite(value.logprob), value.rank, value.decoded_token)
-            for token, value in top_entries(chosen, entry, count, always=True)
+            for token, value in top_entries(entry, count, chosen)
         }
         for chosen, entry in zip(ids, entries, strict=True)
     ]

@@ -96,6 +96,25 @@ def test_beams_are_the_same_each_time_and_leave_nothing(toy: MakeToy) -> None:
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
 
+def test_echo_and_more_logprobs_than_beams_look_at(toy: MakeToy) -> None:
+    fields = {"prompt": PROMPT, "n": 1, "max_tokens": 3, "use_beam_search": True}
+    answer = toy().whole("/completions", **fields, echo=True, logprobs=6, ignore_eos=True)
+    [choice] = answer["choices"]
+    [(tokens, _)] = _search(PROMPT, 1, 3, 1.0, set())
+    assert choice["text"] == text_of([*PROMPT, *tokens])
+    whole = [*PROMPT, *tokens]
+    for k, value in enumerate(choice["logprobs"]["token_logprobs"]):
+        if k == 0:
+            assert value is None
+            continue
+        row = _logprobs(whole[:k])
+        assert value == pytest.approx(row[whole[k]], abs=1e-4)
+        best = np.sort(row)[::-1][:6]
+        top = list(choice["logprobs"]["top_logprobs"][k].values())
+        assert top[:6] == pytest.approx(best.tolist(), abs=1e-4)
+        assert len(top) in {6, 7}
+
+
 def test_chats_have_beams_too(toy: MakeToy) -> None:
     server = toy()
     messages = [{"role": "user", "content": "hi"}]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.char_tokenizer import char_tokenizer
 from support.toy_server import ToyServer
 
 MakeToy = Callable[..., ToyServer]
@@ -212,6 +213,15 @@ def test_unknown_fields_can_be_only_warned_of(
     assert server.refused(CHAT, messages=messages, n="x")["param"] == "n"
     many = {f"field{k}": 1 for k in range(100)}
     assert "unknown" in server.refused(CHAT, messages=messages, **many)["message"]
+
+
+def test_a_model_without_chat_template_still_completes(toy: MakeToy) -> None:
+    server = toy()
+    server.client.llm._engine.tokenizer = char_tokenizer(template=None)
+    error = server.refused(CHAT, messages=HI)
+    assert error["param"] == "messages"
+    assert "chat template" in error["message"]
+    server.whole(TEXT, prompt="hi")
 
 
 def test_a_model_without_tokenizer_takes_token_ids_only(toy: MakeToy) -> None:
