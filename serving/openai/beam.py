@@ -162,7 +162,7 @@ async def beam_search(
             break
     assert first is not None
     chosen = search.best([*ended, *live], len(prompt))
-    return replace(
+    return msgspec.structs.replace(
         first,
         prompt_token_ids=list(prompt),
         outputs=[
