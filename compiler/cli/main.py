@@ -7,27 +7,23 @@ says what, where and the next step. With ROPEWAY_DEBUG set, the traceback comes 
 
 import errno
 import importlib
-import inspect
 import io
 import os
 import sys
 import traceback
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import NamedTuple
 
 from ropeway.compiler.errors import RopewayError, RunError
 from ropeway.compiler.extras import explain_missing
-from ropeway.compiler.version import VERSION
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A sub command: where its function is, and the line about it in the overview.
 
     `panels`: it has so many options that its help shows them in groups (their rich_help_panel).
-    `ahead` is a function to call before the arguments are parsed.
+    `ahead`, MODULE:FUNCTION, is called before typer is imported, which takes as long as a start of
+    Python, and before the arguments are parsed: for what takes time and needs neither.
+    `service`: it has no result to print, so its standard streams may be closed.
     """
 
     module: str
@@ -35,6 +31,7 @@ class Command:
     summary: str
     panels: bool = False
     ahead: str = ""
+    service: bool = False
 
 
 COMMANDS = {
@@ -43,29 +40,25 @@ COMMANDS = {
     "generate": Command("generate", "generate", "Continue a prompt with an artifact."),
     "chat": Command("chat", "chat", "Talk to an artifact."),
     "serve": Command(
-        "serve", "serve", "Serve a model to OpenAI clients.", panels=True, ahead="start_early"
+        "serve",
+        "serve",
+        "Serve a model to OpenAI clients.",
+        panels=True,
+        ahead="ropeway.serving.process.prestart:start_ahead",
+        service=True,
     ),
     "opt": Command("opt", "opt", "Run passes on IR text."),
     "bench": Command("bench", "bench", "Measure speed against the machine's bound."),
     "bench serve": Command("bench_serve", "bench_serve", "Put load on an OpenAI server."),
 }
 
-# A paragraph that begins with \b is printed as it is; others are wrapped, even within an option.
-EXAMPLES = """\b
-Examples:
-  ropeway compile SmolLM2-135M-Instruct.Q4_1.gguf -o smollm2.rope
-  ropeway inspect smollm2.rope
-  ropeway generate smollm2.rope "The capital of France is" --max-tokens 32
-  ropeway chat smollm2.rope"""
-_VERSION_HELP = "Print the version and exit."
-
-# Typer exports this one usage error and not its base, which all usage errors share.
-_USAGE_ERROR: Any = typer.BadParameter.__base__
-
 
 def run() -> None:
     """The console script: run on the process's arguments and exit."""
-    if sys.stdout is None:
+    name, _ = _split(sys.argv[1:])
+    if name in COMMANDS and COMMANDS[name].service:
+        _open_missing_streams()
+    elif sys.stdout is None:
         sys.exit("ropeway: error: there is no standard output to write to: it is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -73,18 +66,24 @@ def run() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+def _open_missing_streams() -> None:
+    """What is closed becomes /dev/null, lest a socket gets its number and reads what is printed."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 -- for the process's life
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
 def main(arguments: list[str]) -> int:
     """Run one command line, without the program's name; returns the exit code."""
     name, rest = _split(arguments)
     label = f"ropeway {name}" if name else "ropeway"
     try:
-        if name:
-            code = _invoke(_build(name, rest), rest, label)
-        else:
-            code = _invoke(_overview(), arguments or ["--help"], label)
+        code = _run(name, rest)
         sys.stdout.flush()
         return code
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         _drop_output()
@@ -100,6 +99,18 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         print(f"{label}: error: {' '.join(explained[0].split())}", file=sys.stderr)
         return explained[1]
+
+
+def _run(name: str, rest: list[str]) -> int:
+    entry = COMMANDS.get(name)
+    if entry is not None and entry.ahead and not {"-h", "--help"} & set(rest):
+        module, _, function = entry.ahead.partition(":")
+        getattr(importlib.import_module(module), function)()
+    from ropeway.compiler.cli.parsing import run_command, run_overview  # noqa: PLC0415
+
+    if entry is None:
+        return run_overview(COMMANDS, rest)
+    return run_command(name, entry, rest)
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
@@ -122,65 +133,4 @@ def _explain(label: str, error: Exception) -> tuple[str, int] | None:
         error = explain_missing(label, error) or error
     if isinstance(error, RopewayError):
         return str(error), error.exit_code
-    if isinstance(error, _USAGE_ERROR):
-        return f"{error.format_message().rstrip('.')} (see `{label} --help`)", 2
     return None
-
-
-def _invoke(app: typer.Typer, arguments: list[str], label: str) -> int:
-    command = typer.main.get_command(app)
-    result = command.main(args=arguments, prog_name=label, standalone_mode=False)
-    return result if isinstance(result, int) else 0
-
-
-def _new_app(panels: bool = False) -> typer.Typer:
-    return typer.Typer(
-        add_completion=False,
-        rich_markup_mode="rich" if panels else None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-
-
-def _build(name: str, rest: list[str]) -> typer.Typer:
-    """An app with this one command, imported now. What the command can begin before its arguments
-    are parsed, which takes a quarter of a second, begins here."""
-    entry = COMMANDS[name]
-    module = importlib.import_module(f"ropeway.compiler.cli.{entry.module}")
-    if entry.ahead and not {"-h", "--help"} & set(rest):
-        getattr(module, entry.ahead)()
-    function = getattr(module, entry.function)
-    text = inspect.cleandoc(function.__doc__ or "").replace("Example: ", "\b\nExample:\n  ")
-    app = _new_app(entry.panels)
-    app.command(name, help=text)(function)
-    return app
-
-
-def _overview() -> typer.Typer:
-    """An app that knows every command by name only: for help, --version and misspelt names."""
-    app = _new_app()
-
-    about = f"Compile a causal language model once, replay it fast.\n\n{EXAMPLES}"
-
-    @app.callback(help=about)
-    def options(
-        version: Annotated[
-            bool,
-            typer.Option("--version", callback=_show_version, is_eager=True, help=_VERSION_HELP),
-        ] = False,
-    ) -> None:
-        pass
-
-    for name, entry in COMMANDS.items():
-        app.command(name, help=entry.summary)(_listed_only)
-    return app
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        print(f"ropeway {VERSION}")
-        raise typer.Exit
-
-
-def _listed_only() -> None:
-    """Stands for a command in the overview; `main` runs the real one."""

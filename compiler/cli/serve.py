@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,21 +17,13 @@ import typer
 
 from ropeway.compiler.errors import InputError
 from ropeway.runtime.engine_options import EngineOptions
-from ropeway.serving.process.prestart import start_interpreter
+from ropeway.serving.process.prestart import take_started
 from ropeway.serving.settings import ServerSettings
 
 _ADDRESS, _ACCESS = "Address", "Access and limits"
 _ENGINE, _ANSWERS, _TUNING, _LIFE = "Engine", "Requests and answers", "Tuning", "Life and logs"
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-_early: "list[subprocess.Popen[bytes]]" = []
-
-
-def start_early() -> None:
-    """The engine's process, before this one knows what to serve: both import at the same time."""
-    _early.append(start_interpreter())
 
 
 def serve(
@@ -286,16 +277,8 @@ def serve(
     bound = _bind(host, port)
     artifact = Path(model)
     if _is_checkpoint(model):
-        _stop_early()
         artifact = _compiled(model, dtype, max_num_batched_tokens, bound)
     return _run(artifact, options, settings, bound, born)
-
-
-def _stop_early() -> None:
-    while _early:
-        child = _early.pop()
-        child.kill()
-        child.wait()
 
 
 def _run(
@@ -307,7 +290,7 @@ def _run(
 ) -> int:
     from ropeway.serving.process.client import EngineClient  # noqa: PLC0415
 
-    client = EngineClient(artifact, options, settings, child=_early.pop() if _early else None)
+    client = EngineClient(artifact, options, settings, child=take_started())
     client.launch()
     from ropeway.serving.http.server import run_server  # noqa: PLC0415
 
@@ -332,6 +315,10 @@ def _compiled(model: str, dtype: str, budget: int | None, bound: socket.socket) 
         check_options,
     )
 
+    child = take_started()
+    if child is not None:  # it would wait through all of the compiling
+        child.kill()
+        child.wait()
     began = time.monotonic()
     tokens = max(budget or 0, MAX_NUM_BATCHED_TOKENS)
     artifact, now = cached_artifact(model, check_options("cpu", dtype, None, None, tokens))

@@ -27,3 +27,16 @@ def start_interpreter(command: Sequence[str] = ENGINE_COMMAND) -> "subprocess.Po
         )
     except OSError as error:
         raise RunError(f"the engine's process can't be started: {error}") from error
+
+
+_ahead: "list[subprocess.Popen[bytes]]" = []
+
+
+def start_ahead() -> None:
+    """Start one for whoever asks `take_started`."""
+    _ahead.append(start_interpreter())
+
+
+def take_started() -> "subprocess.Popen[bytes] | None":
+    """The process that `start_ahead` started, once; None without one."""
+    return _ahead.pop() if _ahead else None

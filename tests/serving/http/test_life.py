@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -177,6 +179,27 @@ def test_the_log_can_break(tiny_artifact: Path) -> None:
             if broken != "closed":
                 threading.Thread(target=_swallow, args=(read,), daemon=True).start()
             assert process.wait(30) == 0
+
+
+def test_closed_standard_streams(tiny_artifact: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = shlex.join([str(PROGRAM), "serve", str(tiny_artifact), "--port", str(port)])
+    shell = f"exec {command} --threads 1 --log-requests <&- >&- 2>&-"
+    with subprocess.Popen(["bash", "-c", shell]) as process:
+        wait_until(lambda: _status(port) == 200, 30, "it serves")
+        asked = {"prompt": "abc", "max_tokens": 3}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=30)
+        assert answer.status_code == 200
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def _status(port: int) -> int:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code
+    except httpx.TransportError:
+        return 0
 
 
 def _read_address(pipe: int) -> str:
