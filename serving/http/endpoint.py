@@ -29,7 +29,7 @@ class Endpoint:
 
     The msgspec types are for /openapi.json alone: the handler reads the body itself (`read_body`).
     `response_type` None: not JSON. `streams`: it can also answer with an event stream. `open`: it
-    answers without an API key.
+    answers without an API key. `untagged` are structs of the request whose tag may be left out.
     """
 
     path: str
@@ -40,6 +40,7 @@ class Endpoint:
     response_type: Any = None
     streams: bool = False
     open: bool = False
+    untagged: tuple[type, ...] = ()
 
 
 class EndpointApp:

@@ -38,6 +38,8 @@ def describe(endpoints: Iterable[Endpoint], *, keys: bool) -> dict[str, Any]:
     types = [t for e in listed for t in (e.request_type, e.response_type) if t is not None]
     unique = list(dict.fromkeys([*types, ErrorAnswer]))
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
+    for struct in (struct for endpoint in listed for struct in endpoint.untagged):
+        _make_tag_optional(components, struct)
     named = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in listed:
@@ -52,6 +54,27 @@ def describe(endpoints: Iterable[Endpoint], *, keys: bool) -> dict[str, Any]:
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
+
+
+def _make_tag_optional(components: dict[str, Any], struct: type) -> None:
+    """A union with such a member has no discriminator either."""
+    tag = struct.__struct_config__.tag_field  # type: ignore[attr-defined]
+    components[struct.__name__]["required"].remove(tag)
+    reference = _REF.format(name=struct.__name__)
+    for component in components.values():
+        _drop_discriminators(component, reference)
+
+
+def _drop_discriminators(schema: Any, reference: str) -> None:
+    if isinstance(schema, list):
+        for item in schema:
+            _drop_discriminators(item, reference)
+    if isinstance(schema, dict):
+        mapping = schema.get("discriminator", {}).get("mapping", {})
+        if reference in mapping.values():
+            del schema["discriminator"]
+        for item in schema.values():
+            _drop_discriminators(item, reference)
 
 
 def _operation(endpoint: Endpoint, schemas: dict[Any, Any], keys: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ropeway.serving.openai.responses_answer import (
     ResponseError,
     ResponseUsage,
 )
-from ropeway.serving.openai.responses_fields import ResponsesRequest
+from ropeway.serving.openai.responses_fields import MessageItem, ResponsesRequest
 from ropeway.serving.openai.responses_lower import decode_response_request, lower
 from ropeway.serving.openai.responses_writer import EventLog, ItemWriter
 
@@ -189,5 +189,6 @@ ENDPOINTS = [
         request_type=ResponsesRequest,
         response_type=Response,
         streams=True,
+        untagged=(MessageItem,),
     )
 ]
