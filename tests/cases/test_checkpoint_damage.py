@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -289,8 +290,10 @@ def test_the_command_says_it_in_one_line(copy: Path, tmp_path: Path) -> None:
     out.mkdir()
     done = command("compile", copy, "-o", out / "m.rope", "--max-num-batched-tokens", 64)
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-    assert "model.norm.weight" in done.stderr
+    # A busy machine takes over ten seconds, after which stages are named while they run.
+    told = [line for line in done.stderr.splitlines() if not re.search(r", after \d+ s$", line)]
+    assert len(told) == 1
+    assert "model.norm.weight" in told[0]
     assert list(out.iterdir()) == []
 
 
