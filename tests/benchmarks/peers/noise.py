@@ -72,13 +72,25 @@ def _busy() -> float:
 
 
 def _of_sessions(sessions: set[int]) -> list[float]:
-    """CPU seconds of every process of these sessions, ended children included."""
-    found = []
+    """CPU seconds of every process of these sessions and of their descendants in others, ended
+    children included."""
+    parents: dict[int, int] = {}
+    session_of: dict[int, int] = {}
+    seconds: dict[int, float] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
-        if int(fields[3]) in sessions:
-            found.append(sum(map(int, fields[11:15])) / _TICKS)
-    return found
+        process = int(stat.parent.name)
+        parents[process], session_of[process] = int(fields[1]), int(fields[3])
+        seconds[process] = sum(map(int, fields[11:15])) / _TICKS
+
+    def belongs(process: int) -> bool:
+        while process in parents:
+            if session_of[process] in sessions:
+                return True
+            process = parents[process]
+        return False
+
+    return [used for process, used in seconds.items() if belongs(process)]
