@@ -165,10 +165,8 @@ def served_answer(path: str, body: dict[str, Any], content: bytes, choices: int)
 def _whole_choice(path: str, body: dict[str, Any], one: dict[str, Any]) -> Choice:
     text = one["message"]["content"] if path == CHAT else one["text"]
     logprobs = one.get("logprobs")
-    if path == CHAT:
-        logprobs = logprobs and logprobs["content"]
-    else:
-        logprobs = logprobs and [logprobs]
+    if logprobs:
+        logprobs = logprobs["content"] if path == CHAT else [logprobs]
     return Choice(
         text,
         one["finish_reason"],

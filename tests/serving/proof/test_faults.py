@@ -81,7 +81,7 @@ def health(http: httpx.Client) -> int:
 
 
 def test_a_killed_engine_ends_every_kind_of_request(long_artifact: Path) -> None:
-    """Decoding and queued, streamed and whole, at every endpoint; with --restart service is back."""
+    """Decoding and queued, streamed and whole, at every endpoint; --restart brings service back."""
     options = ("--max-num-seqs", "6", "--kv-cache-memory", "64MiB", "--restart")
     with running_server(long_artifact, *options) as server, server.client() as http:
         right = http.post(TEXT, json=CANARY).json()["choices"][0]["text"]

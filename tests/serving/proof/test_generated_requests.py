@@ -18,7 +18,7 @@ from ropeway import LLM
 
 PROGRAM = Path(sys.executable).with_name("schemathesis")
 TESTS = Path(__file__).parents[2]
-EXAMPLES = 12  # of each mode and endpoint, beside those of the coverage phase
+EXAMPLES = 10  # of each mode and endpoint, beside those of the coverage phase
 
 # A schema can't say all: an empty prompt, or two fields of which only one may be given, are 400s.
 EXCLUDED = "positive_data_acceptance"
@@ -43,7 +43,7 @@ class Canaries(threading.Thread):
 
     def run(self) -> None:
         with self._server.client() as http:
-            while not self._enough.wait(0.1):
+            while not self._enough.wait(0.2):
                 self.one_round(http)
 
     def one_round(self, http: httpx.Client) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ def state(http: httpx.Client) -> tuple[int, int, int]:
     return now["running"], now["waiting"], now["blocks_used"]
 
 
+def _has_drawn(http: httpx.Client, tokens: int) -> bool:
+    return bool(engine_now(http)["output_tokens"] > tokens)
+
+
 def body_of(path: str, stream: bool, **changes: Any) -> dict[str, Any]:
     """A request that goes on for long."""
     own = {"prompt": "a"} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
@@ -98,8 +103,8 @@ def test_while_it_is_decoded(
     for path in (TEXT, CHAT):
         with ask(long_server, path, body_of(path, stream, n=2)) as connection:
             wait_until(lambda: state(long_http)[0] == 2, 10, "both choices run")
-            before = engine_now(long_http)["output_tokens"]
-            wait_until(lambda: engine_now(long_http)["output_tokens"] > before, 10, "decoding")
+            drawn = engine_now(long_http)["output_tokens"]
+            wait_until(partial(_has_drawn, long_http, drawn), 10, "decoding")
             GOING[going](connection)
             wait_until(lambda: state(long_http) == (0, 0, 0), 5, "its blocks come back")
 

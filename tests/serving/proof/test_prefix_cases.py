@@ -105,8 +105,8 @@ def test_prefixes_of_prompts_that_were_left(
     """A caller that goes in the middle of its prompt, at any moment, while others share the prefix:
     what it has published is right, and nobody holds it."""
     shared = prompt_of(470, 7)
-    own = asked_of(shared + [1, 2, 3], max_tokens=30, temperature=0)
-    others = [asked_of(shared[:300] + [k] * 9, seed=k) for k in range(6)]
+    own = asked_of([*shared, 1, 2, 3], max_tokens=30, temperature=0)
+    others = [asked_of([*shared[:300], *[k] * 9], seed=k) for k in range(6)]
     right = offline_answers(plain, [(TEXT, body) for body in [own, *others]])
 
     async def round_of(seconds: float) -> None:
@@ -115,9 +115,7 @@ def test_prefixes_of_prompts_that_were_left(
             stay = [many.post(TEXT, json=body) for body in others]
             answers = (await asyncio.gather(*left, *stay))[2:]
             again = await many.post(TEXT, json=own)
-        for body, expected, answer in zip(
-            [*others, own], [*right[1:], right[0]], [*answers, again]
-        ):
+        for body, expected, answer in zip([own, *others], right, [again, *answers], strict=True):
             found = served_answer(TEXT, body, answer.content, 1)
             assert differences(expected, found) == [], f"left after {1e3 * seconds:.0f} ms"
 
@@ -140,7 +138,7 @@ def test_preemption_changes_nothing(plain: LLM, tiny_artifact: Path) -> None:
     """A pool in which all together don't fit by far: the same texts, scores and usage."""
     bodies: list[dict[str, Any]] = []
     for k in range(8):
-        body = asked_of(prompt_of(90, 40 + k), max_tokens=150, seed=k, stream=k % 2 == 0)
+        body = asked_of(prompt_of(30, 40 + k), max_tokens=200, seed=k, stream=k % 2 == 0)
         body |= {"stream_options": {"include_usage": True}} if body["stream"] else {}
         body |= ({"repetition_penalty": 1.3}, {"frequency_penalty": 0.8}, {}, {"n": 2})[k % 4]
         bodies.append(body)

@@ -192,7 +192,7 @@ def test_wrong_types_name_their_field(wrong: Any, http: httpx.Client) -> None:
 
 
 def test_stream_options(offline: LLM, http: httpx.Client) -> None:
-    """{} asks for nothing; include_usage adds one chunk, whose usage is that of the whole answer."""
+    """{} asks for nothing; include_usage adds one chunk, with the usage of the whole answer."""
     for path, own in ((TEXT, {"prompt": "ab"}), (CHAT, {"messages": HI})):
         body = {**own, "seed": 1, "n": 2, "max_tokens": 7, "stop_token_ids": list(range(40))}
         whole = http.post(path, json=body).json()["usage"]
