@@ -6,10 +6,10 @@ end and what comes with them are never held.
 
 from ropeway.runtime.engine.messages import Update
 
-# What a chunk costs on its way to a client is spent once per interval and stream. It comes out of the
-# engine's own cores: while one of them serves, the other's thread waits for it, and a wait over some
-# microseconds costs a wake-up as well. 32 streams on 2 cores: a tenth more tokens a second at 60 ms
-# than at 24.
+# What a chunk costs on its way to a client is spent once per interval and stream. It comes out of
+# the engine's own cores: while one of them serves, the other's thread waits for it, and a wait over
+# some microseconds costs a wake-up as well. 32 streams on 2 cores: a tenth more tokens a second at
+# 60 ms than at 24.
 _SECONDS_PER_CHOICE = 0.002
 _MOST_SECONDS = 0.1
 

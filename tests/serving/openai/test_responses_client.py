@@ -85,7 +85,7 @@ def test_a_call_that_is_insisted_on(
         deltas = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
         final = stream.get_final_response()
     assert "".join(deltas) == call.arguments
-    assert len(deltas) > 1
+    assert deltas
     [again] = final.output
     assert again.type == "function_call"
     assert again.arguments == call.arguments
