@@ -16,7 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ropeway.serving.errors import ApiError
 from ropeway.serving.http.context import ServerContext
-from ropeway.serving.http.errors import as_api_error, error_answer, new_request_id, too_late
+from ropeway.serving.http.errors import (
+    DeadlineError,
+    as_api_error,
+    error_answer,
+    new_request_id,
+    too_late,
+)
 from ropeway.serving.http.event_stream import EventStream
 
 Answer = Response | EventStream
@@ -57,7 +63,7 @@ class EndpointApp:
         connection = _Connection(receive)
 
         def explain(error: Exception) -> ApiError:
-            if isinstance(error, TimeoutError) and self._expired(deadline):
+            if isinstance(error, DeadlineError):
                 return too_late(limit)
             return as_api_error(error, self._context, request_id)
 
@@ -65,10 +71,7 @@ class EndpointApp:
         deadline = asyncio.get_running_loop().time() + limit if limit else None
         try:
             try:
-                async with asyncio.timeout_at(deadline):
-                    answer = await self._endpoint.handler(
-                        Request(scope, connection.receive), self._context
-                    )
+                answer = await self._answer(Request(scope, connection.receive), deadline)
                 answer.raw_headers.append((b"x-request-id", request_id.encode()))
                 if isinstance(answer, EventStream):
                     answer.attach(explain, deadline)
@@ -83,9 +86,14 @@ class EndpointApp:
         finally:
             connection.close()
 
-    @staticmethod
-    def _expired(deadline: float | None) -> bool:
-        return deadline is not None and asyncio.get_running_loop().time() >= deadline
+    async def _answer(self, request: Request, deadline: float | None) -> Answer:
+        try:
+            async with asyncio.timeout_at(deadline) as timer:
+                return await self._endpoint.handler(request, self._context)
+        except TimeoutError as error:
+            if timer.expired():
+                raise DeadlineError from error
+            raise
 
 
 class _Connection:

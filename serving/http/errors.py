@@ -60,6 +60,11 @@ def routing_error(error: HTTPException, method: str, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
+class DeadlineError(TimeoutError):
+    """The server's own deadline for a request has passed. A timer may fire a moment before its
+    time, so that who asks the clock then isn't sure: who set the timer is."""
+
+
 def too_late(seconds: float) -> ApiError:
     """The server's own deadline has passed."""
     return ApiError(

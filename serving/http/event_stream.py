@@ -13,6 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from ropeway.serving.errors import ApiError
+from ropeway.serving.http.errors import DeadlineError
 
 KEEP_ALIVE = 15.0  # seconds of silence before a comment
 _COMMENT = b": keep-alive\n\n"
@@ -66,7 +67,7 @@ class EventStream:
                 if not self._late:
                     raise
                 _uncancel()
-                raise TimeoutError from None
+                raise DeadlineError from None
         except Exception as error:
             if not self._started or self._explain is None:
                 raise
