@@ -1,6 +1,7 @@
 """The link to an engine, with real processes: answers, failures, and nothing left behind."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import process as link
 from benchmarks.peers.errors import EngineError
-from benchmarks.peers.noise import Watch
+from benchmarks.peers.noise import _of_sessions
 from benchmarks.peers.process import EngineProcess
+from benchmarks.peers.session import SessionProcess
 
 PEERS = Path(__file__).parents[1] / "benchmarks"
 ENGINE = """
@@ -126,8 +128,29 @@ def test_a_stopped_engine_computes_nothing_and_can_be_ended(engine: EngineProces
 
 def test_an_engines_own_time_is_no_noise(engine: EngineProcess) -> None:
     """Loading fills 64 MiB, which takes CPU time; it isn't others' time."""
-    known = Watch({engine.session}, 0.0, lambda text: None)
-    unknown = Watch(set(), 0.0, lambda text: None)
-    before = known._others() - unknown._others()
+    before = sum(_of_sessions({engine.session}))
     engine.load(SETTINGS)
-    assert known._others() - unknown._others() < before
+    assert sum(_of_sessions({engine.session})) > before
+    assert _of_sessions(set()) == []
+
+
+_BURNING_CHILD = """
+import subprocess, sys
+burn = "import time\\nwhile time.process_time() < 0.3: pass\\ntime.sleep(60)"
+subprocess.run([sys.executable, "-c", burn], start_new_session=True)
+"""
+
+
+def test_a_childs_time_counts_in_whatever_session_it_is(tmp_path: Path) -> None:
+    """As a server's engine, which a Ctrl-C for the server mustn't reach."""
+    parent = SessionProcess([sys.executable, "-c", _BURNING_CHILD], os.environ, tmp_path / "log")
+    try:
+        deadline = time.monotonic() + 20
+        while sum(_of_sessions({parent.session})) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert sum(_of_sessions({parent.session})) >= 0.3
+        assert len(_of_sessions({parent.session})) == 2
+    finally:
+        [child] = Path(f"/proc/{parent.session}/task/{parent.session}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        parent.kill()

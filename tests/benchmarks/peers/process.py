@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,33 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from .errors import EngineError
+from .session import SessionProcess
 
 LOAD_LIMIT_S = 600.0
 ANSWER_LIMIT_S = 300.0
 _QUIT_LIMIT_S = 20.0
 
 
-class EngineProcess:
+class EngineProcess(SessionProcess):
     """A started engine. Close it whatever happens."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
         self._received = b""
         self.created = time.monotonic()
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                start_new_session=True,
-            )
-
-    @property
-    def session(self) -> int:
-        """Its session id, which is its process group too."""
-        return self._process.pid
+        super().__init__(command, environment, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def load(self, settings: Mapping[str, Any]) -> float:
         """Loads; seconds from the creation of the engine's process until it was ready."""
@@ -68,34 +55,21 @@ class EngineProcess:
         """The most memory it has held."""
         return float(self._ask("peak", {}, ANSWER_LIMIT_S)["mib"])
 
-    def stop(self) -> None:
-        """It computes no more until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Undoes `stop`."""
-        self._signal(signal.SIGCONT)
-
     def close(self) -> None:
         """Ends it and everything that it started; first by asking."""
         self.resume()
         with contextlib.suppress(EngineError, subprocess.TimeoutExpired):
             self._send("quit", {})
-            self._process.wait(_QUIT_LIMIT_S)
+            self.process.wait(_QUIT_LIMIT_S)
         self.kill()
 
     def kill(self) -> None:
         """Ends it and everything that it started, now."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        super().kill()
+        for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.session, number)
 
     def _ask(self, verb: str, arguments: Mapping[str, Any], limit: float) -> dict[str, Any]:
         self._send(verb, arguments)
@@ -105,16 +79,16 @@ class EngineProcess:
         return answer
 
     def _send(self, verb: str, arguments: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({verb: arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps({verb: arguments}).encode() + b"\n")
+            self.process.stdin.flush()
         except BrokenPipeError as error:
             raise EngineError(self._ended()) from error
 
     def _line(self, deadline: float, verb: str, limit: float) -> bytes:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
         while b"\n" not in self._received:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([pipe], [], [], left)[0]:
@@ -127,7 +101,7 @@ class EngineProcess:
         return line
 
     def _ended(self) -> str:
-        code = self._process.wait()
+        code = self.process.wait()
         lines = self._log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return f"ended with code {code}: {last[:200]}"
