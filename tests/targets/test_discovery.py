@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import logging
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,12 @@ def entries(monkeypatch):
 
     yield install
     base._entries.cache_clear()
+
+
+def test_our_own_need_no_look_at_what_is_installed():
+    """The list in the code is that of pyproject.toml."""
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert tomllib.loads(text)["project"]["entry-points"][base.GROUP] == base.OWN
 
 
 def test_the_built_in_targets_are_installed():
