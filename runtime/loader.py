@@ -72,49 +72,65 @@ class Engine(msgspec.Struct):
             self.scratch.cleanup()
 
 
-class _TokenizerReader:
-    """Parses the tokenizer (100 ms for 50,000 tokens) while weights are read."""
+OnOpened = Callable[[TokenizerAssets | None], None]
+"""Is told what the tokenizer is made of, while the weights are read."""
 
-    def __init__(self) -> None:
-        self._tokenizer: Tokenizer | None = None
+
+class _TextReader:
+    """Parses the tokenizer (100 ms for 50,000 tokens) while weights are read, or leaves it to
+    whom it tells."""
+
+    def __init__(self, opened: OnOpened | None) -> None:
+        self.assets: TokenizerAssets | None = None
+        self.tokenizer: Tokenizer | None = None
+        self._opened = opened
         self._error: ArtifactError | None = None
 
     def read(self, files: ArtifactFiles) -> None:
-        """Parse; what is wrong with it waits for `result`, so that the same error always wins."""
-        self._tokenizer = self._error = None
+        """Read; what is wrong waits for `check`, so that of several errors the same always wins."""
+        self.assets, self.tokenizer, self._error = None, None, None
         try:
-            self._tokenizer = read_tokenizer(files)
+            self.assets = tokenizer_assets(files)
+            if self._opened is None and self.assets is not None:
+                self.tokenizer = Tokenizer.from_assets(self.assets)
         except ArtifactError as error:
             self._error = error
+        else:
+            if self._opened is not None:
+                self._opened(self.assets)
 
-    def result(self) -> Tokenizer | None:
-        """What `read_tokenizer` returned for the last files. Raises what it raised."""
+    def check(self) -> None:
+        """Raises what was wrong with the last files."""
         if self._error is not None:
             raise self._error
-        return self._tokenizer
+
+    def when_needed(self) -> Callable[[], Tokenizer] | None:
+        """Gives the tokenizer, made then if it wasn't before; None for a program without one."""
+        assets, tokenizer = self.assets, self.tokenizer
+        if assets is None:
+            return None
+        return lambda: tokenizer or Tokenizer.from_assets(assets)
 
 
 def load_engine(
     program: str | os.PathLike[str] | SavedProgram,
     options: EngineOptions,
-    opened: Callable[[Artifact], None] | None = None,
+    opened: OnOpened | None = None,
 ) -> Engine:
     """Load `program`, an artifact's path or a compiled program, onto its target's device.
 
-    `opened` is called with the artifact once it was checked, before the longer rest of the load.
+    With `opened` the engine itself has no tokenizer: text is the affair of whom it tells.
     Raises ArtifactError for a damaged artifact, TargetError when this machine can't run it,
     InputError for an option that doesn't fit, RunError when the self-check fails.
     """
-    reader = _TokenizerReader()
+    reader = _TextReader(opened)
     artifact, scratch = _open(program, options, reader)
     device: Device | None = None
     try:
-        if opened is not None:
-            opened(artifact)
         activated = activate(artifact.manifest.target, f"the artifact {artifact.path}")
         device = _load_device(artifact, activated.target, options)
-        tokenizer = reader.result()
-        core = _build_core(artifact, device, tokenizer, options)
+        reader.check()
+        core = _build_core(artifact, device, reader, options)
     except BaseException:
         if device is not None:
             device.close()
@@ -122,14 +138,20 @@ def load_engine(
             scratch.cleanup()
         raise
     return Engine(
-        artifact, device, core, tokenizer, _threads(options), why=activated.why, scratch=scratch
+        artifact,
+        device,
+        core,
+        reader.tokenizer,
+        _threads(options),
+        why=activated.why,
+        scratch=scratch,
     )
 
 
 def _open(
     program: str | os.PathLike[str] | SavedProgram,
     options: EngineOptions,
-    reader: _TokenizerReader,
+    reader: _TextReader,
 ) -> tuple[Artifact, "tempfile.TemporaryDirectory[str] | None"]:
     if isinstance(program, str | os.PathLike):
         return _open_checked(program, options, reader), None
@@ -155,7 +177,7 @@ def _open(
 
 
 def _open_checked(
-    path: str | os.PathLike[str], options: EngineOptions, reader: _TokenizerReader
+    path: str | os.PathLike[str], options: EngineOptions, reader: _TextReader
 ) -> Artifact:
     return open_artifact(
         path,
@@ -196,12 +218,6 @@ def _threads(options: EngineOptions) -> int:
     return options.num_threads
 
 
-def read_tokenizer(artifact: ArtifactFiles) -> Tokenizer | None:
-    """The artifact's tokenizer; None when it has none. Raises ArtifactError when it is damaged."""
-    assets = tokenizer_assets(artifact)
-    return None if assets is None else Tokenizer.from_assets(assets)
-
-
 def tokenizer_assets(artifact: ArtifactFiles) -> TokenizerAssets | None:
     """What an artifact's tokenizer is made of; None when it has none. Raises ArtifactError."""
     if not artifact.names(_TOKENIZER):
@@ -218,7 +234,7 @@ def tokenizer_assets(artifact: ArtifactFiles) -> TokenizerAssets | None:
 
 
 def _build_core(
-    artifact: Artifact, device: Device, tokenizer: Tokenizer | None, options: EngineOptions
+    artifact: Artifact, device: Device, text: _TextReader, options: EngineOptions
 ) -> EngineCore:
     model = artifact.manifest.model
     max_model_len = _max_model_len(model.max_model_len, options.max_model_len)
@@ -234,7 +250,7 @@ def _build_core(
         available=device.memory().available,
         wanted=options.kv_cache_memory,
     )
-    eos_ids = () if tokenizer is None else tokenizer.eos_ids
+    eos_ids = () if text.assets is None else text.assets.settings.eos_ids
     return EngineCore(
         device,
         limits,
@@ -245,7 +261,7 @@ def _build_core(
         enable_prefix_caching=options.enable_prefix_caching,
         seed=options.seed,
         queue=device.open_queue() if options.overlaps else None,
-        grammars=GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
+        grammars=GrammarCompiler(text.when_needed(), model.vocab_size, eos_ids),
     )
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropeway.compiler.errors import RequestError
@@ -25,9 +25,13 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int] = ()
+        self,
+        tokenizer: Callable[[], Tokenizer] | None,
+        vocab_size: int,
+        eos_ids: Sequence[int] = (),
     ) -> None:
-        """`vocab_size` logits, of which those beyond the tokenizer's ids are never allowed."""
+        """`tokenizer` gives the model's when the first grammar comes; None: it has none. Of
+        `vocab_size` logits those beyond the tokenizer's ids are never allowed."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = [token for token in eos_ids if token < vocab_size]
@@ -68,7 +72,7 @@ class GrammarCompiler:
 
                 try:
                     self._bridge = LLTokenizer(
-                        self._tokenizer.serialized(),
+                        self._tokenizer().serialized(),
                         n_vocab=self._vocab_size,
                         eos_token=self._eos_ids,
                     )

@@ -11,16 +11,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from ropeway.compiler.artifact.reader import Artifact
 from ropeway.compiler.errors import InputError, RopewayError
 from ropeway.runtime.engine_options import EngineOptions
-from ropeway.runtime.loader import Engine, load_engine, tokenizer_assets
+from ropeway.runtime.loader import Engine, OnOpened, load_engine
+from ropeway.runtime.text.assets import TokenizerAssets
 from ropeway.serving.process.engine_loop import EngineLoop
 from ropeway.serving.process.lifeline import die_with_parent
 from ropeway.serving.process.protocol import (
@@ -39,9 +38,7 @@ _log = logging.getLogger(__name__)
 class Load(Protocol):
     """How an engine is loaded: as `load_engine` does."""
 
-    def __call__(
-        self, program: str, options: EngineOptions, opened: Callable[[Artifact], None], /
-    ) -> Engine:
+    def __call__(self, program: str, options: EngineOptions, opened: OnOpened, /) -> Engine:
         """See load_engine."""
         ...
 
@@ -81,8 +78,8 @@ def _serve(
     outbox: Outbox,
     began: float,
 ) -> None:
-    def opened(artifact: Artifact) -> None:
-        outbox.send(Opened(artifact.manifest.model.name, tokenizer_assets(artifact)))
+    def opened(tokenizer: TokenizerAssets | None) -> None:
+        outbox.send(Opened(tokenizer))
 
     inbox: Inbox[ToEngine] = Inbox(context, setup.inbox, ToEngine)
     engine: Engine | None = None

@@ -168,7 +168,7 @@ class EngineKeeper:
     def _hear(self, message: FromEngine) -> None:
         self.last_heard = time.monotonic()
         match message:
-            case Opened(_, assets):
+            case Opened(assets):
                 self._make_tokenizer(assets)
             case Ready(info):
                 self._start_task(self._become_ready(info))

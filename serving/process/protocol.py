@@ -76,9 +76,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The artifact was checked; its tokenizer can be made while the rest loads."""
+    """The artifact was found; its tokenizer can be made while the rest loads."""
 
-    model: str
     tokenizer: TokenizerAssets | None
 
 

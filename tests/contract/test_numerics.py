@@ -17,7 +17,8 @@ from ropeway.compiler.artifact.reader import open_artifact
 from ropeway.compiler.config import Bucket
 from ropeway.runtime.engine.limits import StepLimits
 from ropeway.runtime.engine.scheduler import Scheduler
-from ropeway.runtime.loader import read_tokenizer
+from ropeway.runtime.loader import tokenizer_assets
+from ropeway.runtime.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,9 @@ PASSAGE = Path(__file__).parents[1] / "parity" / "passage.txt"
 @cache
 def prompt(path: Path) -> list[int]:
     """The first 150 tokens of the passage."""
-    tokenizer = read_tokenizer(open_artifact(path))
-    assert tokenizer is not None
-    return list(tokenizer.encode(PASSAGE.read_text()))[:150]
+    assets = tokenizer_assets(open_artifact(path))
+    assert assets is not None
+    return list(Tokenizer.from_assets(assets).encode(PASSAGE.read_text()))[:150]
 
 
 def neighbours(count: int) -> list[list[int]]:

@@ -31,7 +31,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.size = tokenizer.vocab_size + padding
         self.ends = tokenizer.eos_ids
-        self.compiler = GrammarCompiler(tokenizer, self.size, self.ends)
+        self.compiler = GrammarCompiler(lambda: tokenizer, self.size, self.ends)
 
     def start(self, **fields: Any) -> Matcher:
         return self.compiler.compile(StructuredOutputs(**fields)).matcher()
@@ -177,7 +177,7 @@ def test_thousands_of_choices(chars: Vocabulary) -> None:
 
 def test_padding_is_never_allowed_and_every_end_is() -> None:
     vocabulary = Vocabulary(char_tokenizer(), padding=100)
-    vocabulary.compiler = GrammarCompiler(CHARS, vocabulary.size, (END, 96))
+    vocabulary.compiler = GrammarCompiler(lambda: CHARS, vocabulary.size, (END, 96))
     matcher = vocabulary.start(regex="[ -~]*")
     assert vocabulary.allowed(matcher) == set(range(97))
     matcher.commit(96)

@@ -20,7 +20,7 @@ from ropeway.runtime.structured.compiler import GrammarCompiler
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(char_tokenizer(), 97, (END,))
+    return GrammarCompiler(char_tokenizer, 97, (END,))
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -184,9 +184,9 @@ def test_a_model_without_tokenizer_or_end_is_refused() -> None:
     with pytest.raises(RequestError, match="no tokenizer"):
         GrammarCompiler(None, 97).compile(asked)
     with pytest.raises(RequestError, match="no end token"):
-        GrammarCompiler(char_tokenizer(), 97).compile(asked)
+        GrammarCompiler(char_tokenizer, 97).compile(asked)
     with pytest.raises(RequestError, match="tokenizer can't be constrained"):
-        GrammarCompiler(char_tokenizer(), 50, (3,)).compile(asked)
+        GrammarCompiler(char_tokenizer, 50, (3,)).compile(asked)
 
 
 def test_a_disjoint_one_of_is_exact_and_taken(compiler: GrammarCompiler) -> None:
@@ -197,7 +197,7 @@ def test_grammars_are_kept_by_content_the_latest_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiler_module, "CACHED_GRAMMARS", 2)
-    compiler = GrammarCompiler(char_tokenizer(), 97, (END,))
+    compiler = GrammarCompiler(char_tokenizer, 97, (END,))
 
     def get(name: str) -> object:
         return compiler.compile(StructuredOutputs(json={"const": name}))
@@ -214,7 +214,7 @@ def test_grammars_are_kept_by_content_the_latest_longest(
 
 
 def test_many_threads_compile_at_once() -> None:
-    compiler = GrammarCompiler(char_tokenizer(), 97, (END,))
+    compiler = GrammarCompiler(char_tokenizer, 97, (END,))
     failures: list[BaseException] = []
 
     def work(number: int) -> None:

@@ -38,6 +38,6 @@ def toy_llm(
         enable_prefix_caching=caching,
         seed=seed,
         queue=LazyQueue(device) if overlap else None,
-        grammars=GrammarCompiler(tokenizer, device.vocab, eos_ids),
+        grammars=GrammarCompiler(tokenizer and (lambda: tokenizer), device.vocab, eos_ids),
     )
     return LLM.from_engine(Engine(None, device, core, tokenizer, 1))
