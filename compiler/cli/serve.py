@@ -94,7 +94,7 @@ def serve(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Seconds that a request may take; 0: any.",
+            help="Seconds that a request may take, then a 504; 0: no limit.",
             rich_help_panel=_ACCESS,
         ),
     ] = 0.0,
@@ -108,7 +108,12 @@ def serve(
     ] = 256,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Most tokens in one step.", rich_help_panel=_ENGINE),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Most tokens in one step; default: the largest bucket.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     max_model_len: Annotated[
         int | None,
@@ -217,7 +222,7 @@ def serve(
         typer.Option(
             "--restart",
             metavar=" ",
-            help="Start another engine when it dies.",
+            help="Start another engine when it dies, unless it does so over and over.",
             rich_help_panel=_LIFE,
         ),
     ] = False,
